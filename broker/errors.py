@@ -33,7 +33,9 @@ class OffsetOutOfRange(FatalError):  # noqa: N818
     """The log no longer (or does not yet) hold the offset asked for; nothing was skipped."""
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
-        super().__init__(f"{topic}/{partition} has no offset {offset}: it was deleted by retention or the log was recreated")
+        super().__init__(
+            f"{topic}/{partition} has no offset {offset}: it was deleted by retention or the log was recreated"
+        )
         self.topic = topic
         self.partition = partition
         self.offset = offset

@@ -232,7 +232,9 @@ class LogAdmin(Protocol):
 class Broker(Protocol):
     """Makes writers, readers and admins of one cluster. Making one does not connect, except `group_reader`."""
 
-    def writer(self, name: str, *, receipt_timeout: float = 120.0, on_rebuild: Callable[[str], None] | None = None) -> LogWriter:
+    def writer(
+        self, name: str, *, receipt_timeout: float = 120.0, on_rebuild: Callable[[str], None] | None = None
+    ) -> LogWriter:
         """`name` becomes the client id. `on_rebuild(reason)` is told when the client underneath was replaced."""
         ...
 
@@ -241,7 +243,12 @@ class Broker(Protocol):
         ...
 
     def group_reader(
-        self, name: str, group: str, topics: Sequence[str], *, listener: GroupListener | None = None,
+        self,
+        name: str,
+        group: str,
+        topics: Sequence[str],
+        *,
+        listener: GroupListener | None = None,
         session_timeout: float = 10.0,
     ) -> GroupReader: ...
 

@@ -1,0 +1,156 @@
+"""Settings: one root, read from the environment (`MOEBUS_`, nested with `__`) over a TOML file over the defaults.
+
+MOEBUS_KAFKA__BOOTSTRAP_SERVERS=10.0.0.5:9092   MOEBUS_TOPIC_PREFIX=exp7   MOEBUS_CONFIG=/etc/moebus.toml
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from moebus.observability.env_names import unknown_names
+from moebus.observability.log import get_logger
+from moebus.schemas.errors import SettingsError
+
+_PREFIX = "MOEBUS_"
+_log = get_logger(__name__)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaSettings(_Section):
+    """Where the brokers are and how to talk to them."""
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: str | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_cafile: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+
+
+class HttpSettings(_Section):
+    """The page of metrics and health that every process serves. Port 0 = a free one, printed at start."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(0, ge=0, le=65535)
+
+
+class LogSettings(_Section):
+    """What goes to stderr."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["json", "text"] = "json"
+
+
+class StoreSettings(_Section):
+    """The route store. Sizes in bytes, times in seconds (of the broker's clock for the TTLs)."""
+
+    data_dir: Path = Path("moebus-store")
+    map_bytes: int = Field(8 << 30, ge=1 << 20)
+    commit_interval: float = Field(0.02, gt=0, le=10)
+    commit_bytes: int = Field(32 << 20, ge=1 << 16)
+    open_ttl: float = Field(3600, gt=0)
+    keep_ttl: float = Field(86400, gt=0)
+
+
+class PublisherSettings(_Section):
+    """The route publisher. `max_bytes` bounds what waits for acknowledgement; `full` says what submit does then."""
+
+    max_bytes: int = Field(256 << 20, ge=1 << 20)
+    full: Literal["block", "drop"] = "block"
+    block_seconds: float = Field(5.0, ge=0)
+    receipt_timeout: float = Field(120.0, gt=0)
+
+
+class WorkerSettings(_Section):
+    """The control worker. Weights are read only from below `weight_roots`."""
+
+    weight_roots: tuple[Path, ...] = (Path("."),)
+    heartbeat: float = Field(2.0, gt=0, le=5)
+
+
+class Settings(BaseSettings):
+    """The root. Frozen; make it once and hand parts of it on."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+    toml_path: ClassVar[Path | None] = None
+
+    topic_prefix: str = "moebus"
+    run: str = "default"
+    kafka: KafkaSettings = KafkaSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+    store: StoreSettings = StoreSettings()
+    publisher: PublisherSettings = PublisherSettings()
+    worker: WorkerSettings = WorkerSettings()
+
+    @field_validator("topic_prefix")
+    @classmethod
+    def _legal_prefix(cls, value: str) -> str:
+        if not value or len(value) > 200 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in value):
+            raise ValueError("1 to 200 of A-Z a-z 0-9 . _ -")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments over environment over TOML; unknown names in the environment warn and are left out."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        strange = unknown_names(env_settings.env_vars, cls, _PREFIX)
+        for name, hint in strange.items():
+            _log.warning("settings.unknown", f"{name} is no setting of moebus and is ignored{hint}", name=name)
+        env_settings.env_vars = {k: v for k, v in env_settings.env_vars.items() if k.upper() not in strange}
+        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
+        if cls.toml_path is not None:
+            sources = (*sources, TomlConfigSettingsSource(settings_cls, cls.toml_path))
+        return sources
+
+
+def load_settings(path: Path | None = None, **overrides: object) -> Settings:
+    """Reads the settings. `path`: a TOML file (default: the one named by MOEBUS_CONFIG, else none).
+
+    Raises:
+        SettingsError: naming the setting and where it came from, or the file that is not there.
+    """
+    chosen = path or (Path(os.environ["MOEBUS_CONFIG"]) if os.environ.get("MOEBUS_CONFIG") else None)
+    if chosen is not None and not chosen.is_file():
+        raise SettingsError(f"there is no settings file {chosen}")
+
+    class _WithFile(Settings):
+        toml_path: ClassVar[Path | None] = chosen
+
+    try:
+        return _WithFile(**overrides)  # type: ignore[arg-type]
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"setting {name}: {first['msg']}{f' (file {chosen})' if chosen else ''}") from exc
+    except ValueError as exc:
+        raise SettingsError(f"settings file {chosen}: {exc}") from exc
