@@ -7,17 +7,17 @@ from typing import ClassVar
 from moebus.schemas.errors import FatalError, RetriableError
 
 
-class BrokerUnavailable(RetriableError):  # noqa: N818
+class BrokerUnavailable(RetriableError):
     """No broker answered within the time allowed; the text has the address and the reason the client gave."""
 
     exit_code: ClassVar[int] = 5
 
 
-class AppendFailed(FatalError):  # noqa: N818
+class AppendFailed(FatalError):
     """The log refused this record for good (too large, null key on a compacted topic, not authorised)."""
 
 
-class AppendUnknown(RetriableError):  # noqa: N818
+class AppendUnknown(RetriableError):
     """The receipt's deadline passed or the writer closed first: the record may or may not be in the log."""
 
 
@@ -25,11 +25,11 @@ class RecordTooLarge(AppendFailed):
     """The record is above the limit; raised before anything is sent."""
 
 
-class WriterClosed(FatalError):  # noqa: N818
+class WriterClosed(FatalError):
     """The writer was closed before this call."""
 
 
-class OffsetOutOfRange(FatalError):  # noqa: N818
+class OffsetOutOfRange(FatalError):
     """The log no longer (or does not yet) hold the offset asked for; nothing was skipped."""
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
@@ -41,9 +41,9 @@ class OffsetOutOfRange(FatalError):  # noqa: N818
         self.offset = offset
 
 
-class TopicMissing(FatalError):  # noqa: N818
+class TopicMissing(FatalError):
     """A topic does not exist; `moebus topics ensure` creates it."""
 
 
-class PartitionLost(RetriableError):  # noqa: N818
+class PartitionLost(RetriableError):
     """A commit named a partition that this group member no longer owns; nothing was committed."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal, Protocol
 
 import numpy as np
@@ -29,23 +28,23 @@ StageKind = Literal["loaded", "validated", "none"]
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class EngineTimeout(RetriableError):  # noqa: N818
+class EngineTimeout(RetriableError):
     """The deadline passed; the operation was stopped and the engine is as `inspect` says."""
 
 
-class Unsupported(FatalError):  # noqa: N818
+class Unsupported(FatalError):
     """This engine cannot do what was asked; nothing was changed."""
 
 
-class EngineRefused(FatalError):  # noqa: N818
+class EngineRefused(FatalError):
     """Refused before the first effect (bad file, wrong shape, path outside the allowed roots); the text says why."""
 
 
-class EngineFailed(FatalError):  # noqa: N818
+class EngineFailed(FatalError):
     """Failed with the engine's memory whole (as `inspect` says)."""
 
 
-class EngineTainted(FatalError):  # noqa: N818
+class EngineTainted(FatalError):
     """An in-place write was cut off: the weights may be a mixture of two versions."""
 
 
@@ -220,7 +219,7 @@ class Generation:
     cached_tokens: int
 
 
-class EngineClosed(RetriableError):  # noqa: N818
+class EngineClosed(RetriableError):
     """The engine takes no prompts now (paused, asleep, empty or shutting down)."""
 
 

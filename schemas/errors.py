@@ -24,7 +24,7 @@ class FatalError(MoebusError):
     """The same call fails again until something is changed."""
 
 
-class InvalidInput(FatalError, ValueError):  # noqa: N818
+class InvalidInput(FatalError, ValueError):
     """A value from outside is not acceptable. `field` names it; the text says why."""
 
     exit_code = 2
@@ -38,7 +38,7 @@ class InvalidInput(FatalError, ValueError):  # noqa: N818
         return (type(self), (self.field, self.reason))
 
 
-class BadRecord(FatalError):  # noqa: N818
+class BadRecord(FatalError):
     """A record of the log cannot be decoded. `reason` is a short, stable word for metrics and dead letters."""
 
     def __init__(self, reason: str, detail: str) -> None:
