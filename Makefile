@@ -1,8 +1,57 @@
-# Every target builds and uses .venv in this folder.
+# Every target builds and uses .venv in this folder. `make help` lists them.
 PYTHON ?= python3
-BIN := .venv/bin
+BIN    := .venv/bin
+STAMP  := .venv/.installed
+PACKAGES := schemas observability broker engine producers consumers cli
 
-.PHONY: typing
+.DEFAULT_GOAL := help
+.PHONY: help setup system demo test unit lint typing bench lock docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+setup: system $(STAMP) typing ## everything the other targets need (virtual environment, Java, Maven, kcat)
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "moebus needs Python 3.10 or newer: make PYTHON=/path/to/python3.x")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "cannot make .venv: install the venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	@echo "installing locked dependencies into .venv (about a minute the first time)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+system:
+	@sh deploy/system-packages.sh
+
 typing:
 	@mkdir -p .typing/moebus
-	@for d in schemas observability broker engine producers consumers cli; do ln -sfn ../../$$d .typing/moebus/$$d; done
+	@for d in $(PACKAGES); do ln -sfn ../../$$d .typing/moebus/$$d; done
+
+demo: setup ## the main job end to end on a real Kafka, under 5 minutes; KEEP=1 leaves it running
+	@$(BIN)/moebus demo $(if $(KEEP),--keep)
+
+test: setup ## all tests (starts its own Kafka)
+	$(BIN)/python -m pytest -q $(ARGS)
+
+unit: setup ## only the tests that take milliseconds
+	$(BIN)/python -m pytest -q tests/unit $(ARGS)
+
+lint: setup ## ruff and mypy --strict, code and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(addprefix -p moebus.,$(PACKAGES))
+	$(BIN)/mypy tests bench
+
+bench: setup ## benchmarks, each beside its peer
+	@for f in bench/bench_*.py; do echo "== $$f"; $(BIN)/python $$f || exit 1; done
+
+docs: setup ## regenerate the generated pages
+	$(BIN)/python -m moebus.schemas.export docs/schemas
+	$(BIN)/python -m moebus.observability.export docs/metrics.md
+
+lock: ## resolve pyproject.toml again into requirements.lock
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.lock
+
+clean: ## remove what make made here
+	rm -rf .venv .typing .run build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
