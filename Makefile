@@ -50,7 +50,7 @@ docs: setup ## regenerate the generated pages
 	$(BIN)/python -m moebus.observability.export docs/metrics.md
 
 lock: ## resolve pyproject.toml again into requirements.lock
-	$(BIN)/uv pip compile -q --universal --generate-hashes --no-annotate --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.lock
 
 clean: ## remove what make made here
 	rm -rf .venv .typing .run build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
