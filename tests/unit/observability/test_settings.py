@@ -41,7 +41,8 @@ def test_unknown_key_in_the_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "match"), [("topic_prefix = ''", "topic_prefix"), ("a = = 1", r"m\.toml"), ("[http]\nport = 70000", "port")]
+    ("text", "match"),
+    [("topic_prefix = ''", "topic_prefix"), ("a = = 1", r"m\.toml"), ("[http]\nport = 70000", "port")],
 )
 def test_bad_files_name_the_fault(tmp_path: Path, text: str, match: str) -> None:
     file = tmp_path / "m.toml"
@@ -51,7 +52,7 @@ def test_bad_files_name_the_fault(tmp_path: Path, text: str, match: str) -> None
 
 
 def test_missing_file_is_named() -> None:
-    with pytest.raises(SettingsError, match="nowhere.toml"):
+    with pytest.raises(SettingsError, match=r"nowhere\.toml"):
         load_settings(Path("nowhere.toml"))
 
 
