@@ -136,8 +136,7 @@ def make_request(
     """
     record: dict[str, Any] = {"request_id": request_id, "method": str(method)}
     if args is not None:
-        typed = isinstance(args, StrictModel)
-        record["args"] = args.model_dump(mode="json", exclude_unset=True) if typed else dict(args)
+        record["args"] = _plain(args)
     record.update({name: value for name, value in fields.items() if value is not None})
     return ControlRequest.parse(record)
 
@@ -182,6 +181,10 @@ def encode_request(
         content_encoding=encoding,
     )
     return value, headers
+
+
+def _plain(args: StrictModel | Mapping[str, Any]) -> dict[str, Any]:
+    return args.model_dump(mode="json", exclude_unset=True) if isinstance(args, StrictModel) else dict(args)
 
 
 def _readable_id(decoded: Decoded) -> str:
