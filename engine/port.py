@@ -186,8 +186,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One generation request. `token_ids`: int64 [P], P >= 1. `temperature` 0 = greedy. `request_id` is unique among the
-    requests in flight (the rollout id plus `#choice` by custom)."""
+    """One generation request. `token_ids`: int64 [P], P >= 1. `temperature` 0 = greedy. `request_id` is unique among
+    the requests in flight (the rollout id plus `#choice` by custom)."""
 
     request_id: str
     token_ids: npt.NDArray[np.int64]

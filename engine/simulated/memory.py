@@ -1,0 +1,131 @@
+"""The simulated device memory: two tags, the weights in it, and what they can be restored from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from moebus.engine.port import EngineFailed, EngineRefused, Level, Staged, WakeWeights
+from moebus.engine.simulated.config import SimulatedConfig
+from moebus.engine.sources import resolve_source
+from moebus.schemas.tags import ALL_TAGS, Tag
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The weights that count. `source` None: the engine's own."""
+
+    version: str
+    source: str | None
+    digest: str | None
+
+
+class SimulatedMemory:
+    """Not thread-safe; the engine holds its lock around every call but `digest_of`."""
+
+    def __init__(self, config: SimulatedConfig, version: str, allowed_roots: tuple[str, ...]) -> None:
+        self._config = config
+        self._roots = allowed_roots
+        self._initial = version
+        self.reboot()
+
+    def reboot(self) -> None:
+        """As after a fresh start: all resident, the first weights."""
+        self.committed = Committed(self._initial, None, self.digest_of(None))
+        self.resident = dict.fromkeys(ALL_TAGS, True)
+        self.valid = True
+        self.tainted = False
+        self.transferring = False
+        self._host_copy = False
+
+    @property
+    def version(self) -> str | None:
+        whole = self.resident[Tag.WEIGHT] and self.valid and not self.tainted
+        return self.committed.version if whole else None
+
+    @property
+    def digest(self) -> str | None:
+        return None if self.version is None else self.committed.digest
+
+    def size(self, tag: Tag) -> int:
+        """Bytes of `tag` when resident."""
+        return self._config.weight_bytes if tag is Tag.WEIGHT else self._config.kv_cache_bytes
+
+    def bytes_by_tag(self) -> dict[Tag, int]:
+        return {tag: self.size(tag) if held else 0 for tag, held in self.resident.items()}
+
+    def sleep(self, tag: Tag, level: Level) -> int:
+        """Bytes freed; 0 when already asleep."""
+        if not self.resident[tag]:
+            return 0
+        self.resident[tag] = False
+        if tag is Tag.WEIGHT:
+            self._host_copy = level == "offload" and self.valid
+        return self.size(tag)
+
+    def wake(self, tag: Tag, weights: WakeWeights) -> int:
+        """Bytes allocated; 0 when already resident.
+
+        Raises:
+            EngineFailed: nothing to restore the weights from; still as before.
+        """
+        held = self.resident[tag]
+        if tag is Tag.WEIGHT:
+            if weights == "restore" and not (held and self.valid):
+                self._restore()
+            elif weights == "empty" and not held:
+                self.valid = self._host_copy = False
+        self.resident[tag] = True
+        return 0 if held else self.size(tag)
+
+    def _restore(self) -> None:
+        if not self._host_copy:
+            try:
+                digest = self.digest_of(self.committed.source)
+            except EngineRefused as error:
+                raise EngineFailed(f"wakeup: weights cannot be restored from their source; {error}") from error
+            if self.committed.digest != digest:
+                raise EngineFailed(
+                    f"wakeup: weights at {self.committed.source!r} are not those that were committed; update them"
+                )
+        self.valid = True
+        self._host_copy = False
+
+    def digest_of(self, source: str | None) -> str:
+        """XXH3-128 hex over the file (or the directory's files by name); of the seed for the engine's own.
+
+        Raises:
+            EngineRefused: as `resolve_source`, or the file cannot be read.
+        """
+        state = xxhash.xxh3_128()
+        if source is None:
+            state.update(f"own/{self._config.seed}".encode())
+            return state.hexdigest()
+        path = resolve_source(source, self._roots)
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        try:
+            for file in files:
+                _add_file(state, file)
+        except OSError as error:
+            raise EngineRefused(f"source: {source!r} cannot be read ({error.strerror})") from error
+        return state.hexdigest()
+
+    def commit(self, staged: Staged) -> None:
+        self.committed = Committed(staged.version, staged.source, staged.weights_digest)
+        self.valid, self.tainted, self._host_copy = True, False, False
+
+    def taint(self) -> None:
+        self.tainted = True
+
+
+def _add_file(state: xxhash.xxh3_128, file: Path) -> None:
+    if not file.is_file():
+        return
+    state.update(file.name.encode() + b"\0")
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            state.update(chunk)
