@@ -109,7 +109,7 @@ def _generate(
         "prompt_tokens": done.prompt_tokens,
         "cached_tokens": done.cached_tokens,
         "versions": [list(v) for v in done.versions],
-        "route_ref": None if receipt is None else receipt.ref.to_json(),
+        "route_ref": None if receipt is None else receipt.ref.to_dict(),
     }
 
 
@@ -134,9 +134,7 @@ def _prompt(body: GenerateBody) -> Prompt:
     )
 
 
-def _publish(
-    sink: RoutingPublisher, body: GenerateBody, prompt: Prompt, done: Generation
-) -> RoutingReceipt | None:
+def _publish(sink: RoutingPublisher, body: GenerateBody, prompt: Prompt, done: Generation) -> RoutingReceipt | None:
     if body.rollout_id is None or done.routes is None:
         return None
     rows = done.routes.shape[0]
