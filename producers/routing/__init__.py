@@ -1,0 +1,19 @@
+"""Publishing routes: `RoutingPublisher` and its receipts."""
+
+from moebus.producers.routing.errors import PublisherClosed, PublisherSuspended, RoutesDropped
+from moebus.producers.routing.publisher import RoutingPublisher
+from moebus.producers.routing.receipt import FenceReceipt, FenceStored, Receipt, RoutingReceipt, Stored
+from moebus.producers.routing.stats import PublisherStats
+
+__all__ = [
+    "FenceReceipt",
+    "FenceStored",
+    "PublisherClosed",
+    "PublisherStats",
+    "PublisherSuspended",
+    "Receipt",
+    "RoutesDropped",
+    "RoutingPublisher",
+    "RoutingReceipt",
+    "Stored",
+]

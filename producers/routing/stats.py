@@ -1,0 +1,65 @@
+"""What a publisher did so far, as a value; and the same counted in the metrics."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from moebus.observability.metrics import Metrics
+
+Ending = Literal["stored", "failed", "dropped", "suspended"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherStats:
+    """Counts since the start. `waiting`, `buffer_bytes`: now. `base_refused`: submissions whose base could not be
+    used, so that everything was sent. `wire_bytes`: record values acknowledged."""
+
+    submitted: int = 0
+    stored: int = 0
+    failed: int = 0
+    dropped: int = 0
+    suspended: int = 0
+    base_refused: int = 0
+    records: int = 0
+    wire_bytes: int = 0
+    waiting: int = 0
+    buffer_bytes: int = 0
+
+
+class Counters:
+    """Thread-safe counts behind `PublisherStats`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._stats = PublisherStats()
+
+    def submitted(self, base_refused: bool) -> None:
+        with self._lock:
+            s = self._stats
+            self._stats = replace(s, submitted=s.submitted + 1, base_refused=s.base_refused + base_refused)
+
+    def ended(self, ending: Ending) -> None:
+        """A rollout is settled."""
+        self._metrics.inc("moebus_routes_rollouts_total", outcome=ending)
+        with self._lock:
+            self._stats = replace(self._stats, **{ending: getattr(self._stats, ending) + 1})
+
+    def acknowledged(self, kinds: dict[str, int], wire_bytes: int) -> None:
+        """Records of a settled job: how many of each kind, and the bytes of their values."""
+        for kind, count in kinds.items():
+            self._metrics.inc("moebus_routes_records_total", count, kind=kind)
+        self._metrics.inc("moebus_routes_bytes_total", wire_bytes)
+        with self._lock:
+            s = self._stats
+            records = s.records + sum(kinds.values())
+            self._stats = replace(s, records=records, wire_bytes=s.wire_bytes + wire_bytes)
+
+    def buffer(self, used: int) -> None:
+        self._metrics.set("moebus_routes_buffer_bytes", used)
+
+    def now(self, waiting: int, buffer_bytes: int) -> PublisherStats:
+        with self._lock:
+            return replace(self._stats, waiting=waiting, buffer_bytes=buffer_bytes)

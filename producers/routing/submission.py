@@ -1,0 +1,173 @@
+"""What a call of `submit` means: checks, the one copy, the rows that a base spares. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moebus.schemas.attempt import attempt_text, parse_attempt
+from moebus.schemas.dtypes import RouteArray
+from moebus.schemas.errors import InvalidInput
+from moebus.schemas.model_card import ModelCard
+from moebus.schemas.record import Base, Header, Outcome, Status, Versions, check_routes
+from moebus.schemas.rollout import check_group, default_group, rollout_key
+from moebus.schemas.route_ref import RouteRef, token_hash
+
+BASE_MAX_AGE_MS = 20 * 3600 * 1000
+"""A base older than this is not used: its END may leave the topic (48 h) before a store has to be rebuilt."""
+OVERHEAD_BYTES = 1024
+"""What a submission costs beside its array, so that a bound in bytes also bounds many empty ones."""
+STATUSES: tuple[Status, ...] = ("complete", "partial", "aborted", "missing")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One attempt, ready to be encoded. `routes` are its own rows and belong to it alone. `base_refused`: a base was
+    given and could not be used, so everything is sent."""
+
+    routes: RouteArray
+    header: Header
+    outcome: Outcome
+    versions: Versions
+    ref: RouteRef
+    base_refused: bool
+
+    @property
+    def nbytes(self) -> int:
+        """What it counts for in the bound."""
+        return self.routes.nbytes + OVERHEAD_BYTES
+
+    @property
+    def name(self) -> str:
+        """`run/id#choice attempt`, for people."""
+        return f"{self.header.key} attempt {self.ref.attempt}"
+
+
+def plan(
+    routes: npt.ArrayLike | None,
+    rollout_id: str,
+    *,
+    run: str,
+    card: ModelCard,
+    epoch: int,
+    attempt: bytes,
+    now_ms: int,
+    choice: int = 0,
+    group: str | None = None,
+    start: int = 0,
+    base: RouteRef | None = None,
+    token_ids: npt.ArrayLike | None = None,
+    prompt_rows: int | None = None,
+    versions: Sequence[tuple[int, str]] = (),
+    status: Status = "complete",
+    finish_reason: str = "",
+) -> Submission:
+    """Checks the arguments of `RoutingPublisher.submit` and copies the rows to send.
+
+    Raises:
+        InvalidInput: naming the argument.
+    """
+    key = rollout_key(run, rollout_id, choice)
+    group = default_group(rollout_id) if group is None else check_group(group)
+    typed = _routes(routes, card, status)
+    rows = _start(start, base) + len(typed)
+    tokens = _tokens(token_ids, rows)
+    used = _usable_base(base, run, group, tokens, rows, now_ms)
+    own = used.rows if used else 0
+    if start > own:
+        raise InvalidInput("start", f"{start}, but the base gives {own} rows: send the rows from {own} on, or all")
+    hashes = _hashes(tokens, rows, prompt_rows)
+    header = Header.of(key, attempt, group=group, epoch=epoch, base=used)
+    ref = RouteRef(run, rollout_id, choice, attempt_text(attempt), rows, group, hashes[0], prompt_rows, hashes[1])
+    return Submission(
+        routes=_own_copy(typed[own - start :], routes),
+        header=header,
+        outcome=Outcome(status, finish_reason, hashes[0], prompt_rows, hashes[1]),
+        versions=_versions(versions, own, rows),
+        ref=ref,
+        base_refused=base is not None and used is None,
+    )
+
+
+def _routes(routes: npt.ArrayLike | None, card: ModelCard, status: Status) -> RouteArray:
+    if status not in STATUSES:
+        raise InvalidInput("status", f"{status!r} is unknown; known are {', '.join(STATUSES)}")
+    if routes is None:
+        if status != "missing":
+            raise InvalidInput("routes", "none given; only a rollout of status missing has none")
+        return np.empty(card.shape(0), card.dtype)
+    typed = check_routes(np.asarray(routes), card)
+    if status == "missing" and len(typed):
+        raise InvalidInput("routes", f"{len(typed)} rows of a rollout of status missing")
+    return typed
+
+
+def _own_copy(rows: RouteArray, given: npt.ArrayLike | None) -> RouteArray:
+    """The rows in memory of their own: the caller may reuse its buffer at once. A conversion was a copy already."""
+    shared = given is not None and np.may_share_memory(rows, np.asarray(given))
+    return np.array(rows, order="C", copy=True) if shared else np.ascontiguousarray(rows)
+
+
+def _start(start: int, base: RouteRef | None) -> int:
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise InvalidInput("start", f"{start!r} is not an integer of at least 0")
+    if start and base is None:
+        raise InvalidInput("start", f"{start} without a base: the rows before it would be missing")
+    return start
+
+
+def _tokens(token_ids: npt.ArrayLike | None, rows: int) -> npt.NDArray[np.integer] | None:
+    if token_ids is None:
+        return None
+    tokens: npt.NDArray[np.integer] = np.asarray(token_ids)
+    token_hash(tokens[:0])  # checks the type and the shape
+    if len(tokens) < rows:
+        raise InvalidInput("token_ids", f"{len(tokens)} tokens for {rows} rows; each row belongs to one token")
+    return tokens
+
+
+def _hashes(
+    tokens: npt.NDArray[np.integer] | None, rows: int, prompt_rows: int | None
+) -> tuple[str | None, str | None]:
+    if prompt_rows is not None and not 0 <= prompt_rows <= rows:
+        raise InvalidInput("prompt_rows", f"{prompt_rows} of {rows} rows")
+    if tokens is None:
+        return None, None
+    return token_hash(tokens[:rows]), None if prompt_rows is None else token_hash(tokens[:prompt_rows])
+
+
+def _usable_base(
+    base: RouteRef | None, run: str, group: str, tokens: npt.NDArray[np.integer] | None, rows: int, now_ms: int
+) -> Base | None:
+    """All rows of the base where its tokens begin ours, else its prompt rows, else None: everything is sent."""
+    if base is None:
+        return None
+    if base.run != run or base.effective_group != group:
+        raise InvalidInput("base", f"{base.run}/{base.effective_group} is another run or group than {run}/{group}")
+    if tokens is None:
+        raise InvalidInput("token_ids", "needed with a base, to check that its tokens begin this rollout's")
+    attempt = parse_attempt(base.attempt)
+    if now_ms - int.from_bytes(attempt[:6], "big") > BASE_MAX_AGE_MS:
+        return None
+    for count, known in ((base.rows, base.token_hash), (base.prompt_rows or 0, base.prompt_hash)):
+        if known is not None and 1 <= count <= rows and token_hash(tokens[:count]) == known:
+            return Base(attempt, count, base.rollout_id, base.choice, known)
+    return None
+
+
+def _versions(versions: Sequence[tuple[int, str]], own: int, rows: int) -> Versions:
+    """Absolute rows; ranges past the last row say nothing and are left out."""
+    checked: list[tuple[int, str]] = []
+    for entry in versions:
+        row, version = entry
+        if not isinstance(row, int) or isinstance(row, bool) or not isinstance(version, str):
+            raise InvalidInput("versions", f"{entry!r} is not a pair of a row and a version")
+        if row < 0 or (checked and row <= checked[-1][0]):
+            raise InvalidInput("versions", f"row {row} does not come after the one before it")
+        checked.append((row, version))
+    if checked and checked[0][0] > own:
+        raise InvalidInput("versions", f"the first range starts at row {checked[0][0]}, the rows at {own}")
+    return tuple(entry for entry in checked if entry[0] < rows)
