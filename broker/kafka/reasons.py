@@ -1,0 +1,70 @@
+"""Why a client could not connect. kafka-python only says "unable to bootstrap"; the reason is in its log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+_LOGGER = "kafka.net.manager"
+_KEPT = 50
+
+
+class _Seen(NamedTuple):
+    at: float
+    text: str
+
+
+class _Tap(logging.Filter):
+    """Remembers warnings; lets through what the logger would have let through without it."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self._level = level
+        self._lock = threading.Lock()
+        self._seen: deque[_Seen] = deque(maxlen=_KEPT)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            with self._lock:
+                self._seen.append(_Seen(time.monotonic(), record.getMessage()))
+        return record.levelno >= self._level
+
+    def since(self, start: float) -> list[str]:
+        with self._lock:
+            return [seen.text for seen in self._seen if seen.at >= start]
+
+
+_lock = threading.Lock()
+_tap: _Tap | None = None
+
+
+def _install() -> _Tap:
+    """Once a process. Works also where the application has turned Kafka's logs off."""
+    global _tap
+    with _lock:
+        if _tap is None:
+            logger = logging.getLogger(_LOGGER)
+            _tap = _Tap(logger.getEffectiveLevel())
+            if logger.getEffectiveLevel() > logging.WARNING:
+                logger.setLevel(logging.WARNING)
+            logger.addFilter(_tap)
+        return _tap
+
+
+class Reasons:
+    """Collects from the moment it is made."""
+
+    def __init__(self) -> None:
+        self._tap = _install()
+        self._start = time.monotonic()
+
+    def text(self) -> str | None:
+        """The most telling thing logged since: the last failed connection, else the last warning."""
+        seen = self._tap.since(self._start)
+        telling = [text for text in seen if text.startswith("Connection failed: ")]
+        if telling:
+            return telling[-1].removeprefix("Connection failed: ")
+        return next((text for text in reversed(seen) if "not ready; waiting" not in text), None)
