@@ -6,11 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from moebus.producers.control import ControlClient as ControlClient
+    from moebus.producers.control import FleetError as FleetError
+    from moebus.producers.control import FleetPartial as FleetPartial
+    from moebus.producers.control import FleetTimeout as FleetTimeout
+    from moebus.producers.control import Outcome as Outcome
     from moebus.producers.routing import FenceReceipt as FenceReceipt
     from moebus.producers.routing import RoutingPublisher as RoutingPublisher
     from moebus.producers.routing import RoutingReceipt as RoutingReceipt
 
 _HOME = {
+    "ControlClient": "moebus.producers.control",
+    "FleetError": "moebus.producers.control",
+    "FleetPartial": "moebus.producers.control",
+    "FleetTimeout": "moebus.producers.control",
+    "Outcome": "moebus.producers.control",
     "FenceReceipt": "moebus.producers.routing",
     "RoutingPublisher": "moebus.producers.routing",
     "RoutingReceipt": "moebus.producers.routing",

@@ -1,0 +1,116 @@
+"""The handle of one command on its way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from moebus.broker.ports import Position
+from moebus.observability.clock import Clock
+from moebus.observability.log import get_logger
+from moebus.producers.control.answers import Answers
+from moebus.producers.control.follower import Follower
+from moebus.producers.control.outcome import Outcome, outcome_of
+from moebus.producers.control.update import choose
+from moebus.schemas.control import DEFAULT_DEADLINE_S
+from moebus.schemas.control_args import Method, Verdict
+from moebus.schemas.responses import ControlResponse
+
+GRACE_SECONDS = 1.0
+"""How long after a command's deadline its answers are still waited for: a worker says `timeout` at the deadline."""
+_SLICE_SECONDS = 0.2
+_log = get_logger(__name__)
+
+Progress = Callable[[ControlResponse], None]
+
+
+class Decider(Protocol):
+    """Appends a decision to the command log."""
+
+    def __call__(self, request_id: str, verdict: Verdict, reason: str) -> None: ...
+
+
+class Operation:
+    """A command that is in the log. `wait` from one thread at a time; the rest is thread-safe."""
+
+    def __init__(self, answers: Answers, follower: Follower, clock: Clock, decide: Decider, min_ok: int | None) -> None:
+        self._answers = answers
+        self._follower = follower
+        self._clock = clock
+        self._decide = decide
+        self._min_ok = min_ok
+        self._started = clock.monotonic()
+        self._shown = 0
+        self._decided = False
+
+    @property
+    def request_id(self) -> str:
+        return self._answers.request.request_id
+
+    @property
+    def position(self) -> Position:
+        """Where the command lies in the log."""
+        assert self._answers.position is not None
+        return self._answers.position
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the acknowledgement."""
+        return self._clock.monotonic() - self._started
+
+    def outcome(self) -> Outcome:
+        """The outcome as the answers stand; waits for nothing."""
+        with self._follower.changed:
+            return outcome_of(self._answers, self._min_ok)
+
+    def wait(self, timeout: float | None = None, progress: Progress | None = None) -> Outcome:
+        """Waits until every expected worker (or `min_ok`) has answered, and returns the outcome.
+
+        `timeout`: seconds from the acknowledgement; default: the command's deadline. Answers that a worker gives at its
+        deadline are waited for `GRACE_SECONDS` more. Then `void` is appended, so that no later joiner repeats the
+        command. An update is committed or voided on the way. `progress` sees every answer once, on this thread.
+        """
+        limit = self._answers.request.seconds if timeout is None else timeout
+        if math.isinf(limit):  # begin_run has no deadline; waiting for it has
+            limit = DEFAULT_DEADLINE_S
+        update = self._answers.request.method is Method.UPDATE_WEIGHTS
+        while True:
+            left = limit - self.seconds
+            self._show(progress)
+            outcome = self.outcome()
+            if update and not self._decided and outcome.decision is None:
+                self._settle_update(late=left <= 0)
+            elif outcome.complete:
+                self._follower.unwatch(self._answers)
+                return outcome
+            elif left <= -GRACE_SECONDS:
+                return self._give_up()
+            with self._follower.changed:
+                if len(self._answers.events) == self._shown:
+                    self._follower.wait_change(min(_SLICE_SECONDS, max(left + GRACE_SECONDS, 0.001)))
+
+    def _settle_update(self, late: bool) -> None:
+        with self._follower.changed:
+            choice = choose(self._answers, late)
+        if choice is None:
+            return
+        self._decided = True
+        self._decide(self.request_id, choice.verdict, choice.reason)
+
+    def _give_up(self) -> Outcome:
+        """Time is over. A decision in the log stands; otherwise nobody may begin this command any more."""
+        outcome = self.outcome()
+        if outcome.decision is None and not self._decided:
+            self._decided = True
+            self._decide(self.request_id, "void", f"no answer in time from {', '.join(outcome.missing) or 'anybody'}")
+        self._follower.unwatch(self._answers)
+        return self.outcome()
+
+    def _show(self, progress: Progress | None) -> None:
+        with self._follower.changed:
+            new = self._answers.events[self._shown :]
+            self._shown = len(self._answers.events)
+        for placed in new if progress is not None else ():
+            assert progress is not None
+            progress(placed.response)
