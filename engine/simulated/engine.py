@@ -111,7 +111,7 @@ class SimulatedEngine:
                 in_flight=admission.in_flight,
                 frozen=admission.frozen_count,
                 resident=dict(memory.resident),
-                weights_valid=memory.resident[Tag.WEIGHT] and memory.valid,
+                weights_valid=memory.version is not None,
                 version=memory.version,
                 weights_digest=memory.digest,
                 bytes_by_tag=memory.bytes_by_tag(),

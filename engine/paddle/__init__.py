@@ -1,0 +1,21 @@
+"""A small MoE rollout engine on Paddle, in this process, and the trainer's side of routing replay.
+
+Paddle itself is imported when an engine is created or a replay is run, not here.
+"""
+
+from moebus.engine.paddle.config import TINY, ModelConfig
+from moebus.engine.paddle.engine import PaddleEngine
+from moebus.engine.paddle.reference import full_recompute
+from moebus.engine.paddle.replay import RouterReplay, replay_logprobs
+from moebus.engine.paddle.runtime import PaddleUnavailable, load_paddle
+
+__all__ = [
+    "TINY",
+    "ModelConfig",
+    "PaddleEngine",
+    "PaddleUnavailable",
+    "RouterReplay",
+    "full_recompute",
+    "load_paddle",
+    "replay_logprobs",
+]

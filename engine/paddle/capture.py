@@ -1,0 +1,99 @@
+"""Routes on the host, one row per KV slot: they live and die with the block that holds the token's keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moebus.engine.paddle.model import Tensor
+from moebus.engine.paddle.runtime import load_paddle
+from moebus.engine.paddle.slots import Ints, sequence_slots
+from moebus.engine.port import EngineFailed
+from moebus.engine.spans import version_spans
+from moebus.schemas.dtypes import RouteArray
+from moebus.schemas.model_card import ModelCard
+
+
+class RouteMissing(EngineFailed):
+    """A row that a request needs was never captured, or belongs to what the slot held before."""
+
+
+class RouteCapture:
+    """`buffer` [slots, moe_layers, top_k], of the smallest type that holds the ids. A row is valid for a block's
+    generation only, so what an evicted block left behind can not be taken for new rows."""
+
+    def __init__(self, card: ModelCard, num_slots: int, block_size: int) -> None:
+        self.card = card
+        self._block_size = block_size
+        self._buffer = np.zeros((num_slots, len(card.moe_layers), card.top_k), dtype=card.dtype)
+        self._generation = np.zeros(num_slots, dtype=np.int64)  # 0: never written
+        self._version = np.zeros(num_slots, dtype=np.int32)
+        self._versions: list[str] = []
+
+    def step(self, slots: Ints, generations: Ints, version: str) -> StepCapture:
+        """What the router hook of one forward writes to. `slots` [T], `generations` [T] of their blocks."""
+        return StepCapture(self, slots, generations, version)
+
+    def write(self, slots: Ints, generations: Ints, version: str, ids: RouteArray) -> None:
+        """Rows `ids` [T, moe_layers, top_k] for `slots` [T]."""
+        if version not in self._versions:
+            self._versions.append(version)
+        self._buffer[slots] = ids
+        self._generation[slots] = generations
+        self._version[slots] = self._versions.index(version)
+
+    def gather(
+        self, block_table: Sequence[int], generations: Sequence[int], rows: int
+    ) -> tuple[RouteArray, tuple[tuple[int, str], ...]]:
+        """A copy of a sequence's first `rows` rows, and the versions they were computed under.
+
+        `generations`: of the blocks of `block_table`, as they were when the sequence took them.
+
+        Raises:
+            RouteMissing: naming the first row.
+        """
+        slots = sequence_slots(block_table, rows, self._block_size)
+        wanted = np.repeat(np.asarray(generations, dtype=np.int64), self._block_size)[:rows]
+        bad = np.flatnonzero(self._generation[slots] != wanted)
+        if len(bad):
+            raise RouteMissing(f"routes: {len(bad)} of {rows} rows were not captured, the first is row {bad[0]}")
+        routes: RouteArray = self._buffer[slots]
+        return routes, version_spans([self._versions[index] for index in self._version[slots]])
+
+
+class StepCapture:
+    """The router hook of one forward: collects on the device, copies to the host once."""
+
+    def __init__(self, capture: RouteCapture, slots: Ints, generations: Ints, version: str) -> None:
+        self._capture = capture
+        self._where = (slots, generations, version)
+        self._layers: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, ids: Tensor) -> None:
+        self._layers[layer] = ids
+
+    def finish(self) -> None:
+        """Writes the rows.
+
+        Raises:
+            RouteMissing: a MoE layer of the model card was not seen, or one outside it was.
+        """
+        layers = self._capture.card.moe_layers
+        if tuple(sorted(self._layers)) != layers:
+            raise RouteMissing(f"routes: layers {sorted(self._layers)} were seen, the model card has {list(layers)}")
+        ids = load_paddle().stack([self._layers[layer] for layer in layers], axis=1)
+        self._capture.write(*self._where, ids.numpy().astype(self._capture.card.dtype))
+
+
+class PositionCapture(StepCapture):
+    """The position-coded self check: writes each token's position in place of its expert ids, so that a sequence's
+    gathered rows must read 0, 1, 2, ... in every layer and k."""
+
+    def __init__(self, capture: RouteCapture, slots: Ints, generations: Ints, version: str, positions: Ints) -> None:
+        super().__init__(capture, slots, generations, version)
+        self._positions = positions
+
+    def __call__(self, layer: int, ids: Tensor) -> None:
+        coded = np.broadcast_to(self._positions[:, None], tuple(ids.shape))
+        super().__call__(layer, load_paddle().to_tensor(np.ascontiguousarray(coded)))

@@ -1,0 +1,40 @@
+"""Top-k routing: which experts, and with which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moebus.engine.paddle.config import ModelConfig
+from moebus.engine.paddle.model import Tensor
+from moebus.engine.paddle.runtime import load_paddle
+
+RouterHook = Callable[[int, Tensor], None]
+"""Called in every MoE layer with its global number and the ids, int64 [T, top_k]; must not change them."""
+
+
+def top_experts(logits: Tensor, top_k: int) -> Tensor:
+    """Ids int64 [T, top_k] of the largest logits, largest first; of equal ones the lower id (unlike topk)."""
+    order = load_paddle().argsort(logits, axis=-1, descending=True, stable=True)
+    return order[:, :top_k]
+
+
+def gate_weights(logits: Tensor, ids: Tensor) -> Tensor:
+    """Gates float32 [T, top_k]: the softmax over all experts, renormalised over the chosen ones."""
+    paddle = load_paddle()
+    # int64 ids only: take_along_axis reads garbage with uint8 ones on the CPU
+    chosen = paddle.take_along_axis(logits, ids.astype("int64"), axis=-1)
+    return paddle.nn.functional.softmax(chosen, axis=-1)
+
+
+class OwnRouting:
+    """The model's own top-k; `hook` sees the ids."""
+
+    def __init__(self, config: ModelConfig, hook: RouterHook | None = None) -> None:
+        self._top_k = config.top_k
+        self._hook = hook
+
+    def __call__(self, layer: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+        ids = top_experts(logits, self._top_k)
+        if self._hook is not None:
+            self._hook(layer, ids)
+        return ids, gate_weights(logits, ids)

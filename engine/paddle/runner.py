@@ -1,0 +1,71 @@
+"""Forwards on the paged cache: tokens in, logits out, routes captured on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+import numpy.typing as npt
+
+from moebus.engine.paddle.capture import PositionCapture, RouteCapture, StepCapture
+from moebus.engine.paddle.config import ModelConfig
+from moebus.engine.paddle.kvcache import KVCache, PagedAttention
+from moebus.engine.paddle.model import Decoder
+from moebus.engine.paddle.residency import WeightMemory
+from moebus.engine.paddle.routing import OwnRouting
+from moebus.engine.paddle.runtime import load_paddle
+from moebus.engine.paddle.sequence import Sequence
+from moebus.engine.paddle.slots import Ints, sequence_slots, slots_of, step_positions
+
+
+class Runner:
+    """Every sequence of a call forwards the same number of tokens: a prefill runs alone, decodes run together."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightMemory, cache: KVCache, capture: RouteCapture, *, self_check: bool
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._cache = cache
+        self._capture = capture
+        self._self_check = self_check
+        self._decoder = Decoder(config, weights.parameters)
+
+    def forward(self, sequences: Many[Sequence]) -> npt.NDArray[np.float32]:
+        """Forwards what each sequence has not computed yet; logits [B, vocab] after each one's last token.
+
+        Only when all went well do the sequences count as computed.
+        """
+        history = [sequence.computed for sequence in sequences]
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        now = [length - start for length, start in zip(lengths, history, strict=True)]
+        rows, positions = step_positions(history, now)
+        tables = [sequence.blocks for sequence in sequences]
+        slots = slots_of(tables, rows, positions, self._config.block_size)
+        tokens = np.concatenate(
+            [np.asarray(s.tokens[start:], dtype=np.int64) for s, start in zip(sequences, history, strict=True)]
+        )
+        attend = PagedAttention(self._cache, slots, self._seen_slots(tables, lengths), np.asarray(lengths, np.int64))
+        step = self._step_capture(sequences, rows, positions, slots)
+        with load_paddle().no_grad():  # thread-local
+            hidden = self._decoder.hidden(tokens, positions, attend, OwnRouting(self._config, step))
+            last = load_paddle().to_tensor(np.cumsum(now) - 1)
+            logits: npt.NDArray[np.float32] = self._decoder.logits(load_paddle().gather(hidden, last)).numpy()
+        step.finish()
+        for sequence, length in zip(sequences, lengths, strict=True):
+            sequence.computed = length
+        return logits
+
+    def _seen_slots(self, tables: Many[Many[int]], lengths: Many[int]) -> Ints:
+        seen = np.zeros((len(tables), max(lengths)), dtype=np.int64)
+        for row, (table, length) in enumerate(zip(tables, lengths, strict=True)):
+            seen[row, :length] = sequence_slots(table, length, self._config.block_size)
+        return seen
+
+    def _step_capture(self, sequences: Many[Sequence], rows: Ints, positions: Ints, slots: Ints) -> StepCapture:
+        given = [sequence.generations for sequence in sequences]
+        generations = slots_of(given, rows, positions, self._config.block_size) // self._config.block_size
+        version = self._weights.version or ""
+        if self._self_check:
+            return PositionCapture(self._capture, slots, generations, version, positions)
+        return self._capture.step(slots, generations, version)

@@ -1,0 +1,155 @@
+"""Continuous batching: one thread admits, prefills, decodes and ends requests, one step after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from threading import Lock, Thread
+
+import numpy as np
+import numpy.typing as npt
+
+from moebus.engine.admission import Admission
+from moebus.engine.hooks import Hook
+from moebus.engine.paddle.blocks import BlockPool
+from moebus.engine.paddle.capture import RouteCapture
+from moebus.engine.paddle.runner import Runner
+from moebus.engine.paddle.sampling import sample
+from moebus.engine.paddle.sequence import Sequence
+from moebus.engine.port import EngineFailed, FinishReason
+from moebus.engine.prompts import route_rows
+
+_log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """`device_lock` is held during a step and by whoever touches weights, cache or pool otherwise; admission's lock
+    only for moments. Requests wait, first come first served, until there are blocks for all they may need."""
+
+    def __init__(
+        self, runner: Runner, pool: BlockPool, capture: RouteCapture, admission: Admission, max_batch: int, hook: Hook
+    ) -> None:
+        self.device_lock = Lock()
+        self.usable: Callable[[], bool] = lambda: True
+        self._runner = runner
+        self._pool = pool
+        self._capture = capture
+        self._admission = admission
+        self._max_batch = max_batch
+        self._hook = hook
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._stepping = False
+        self._thread = Thread(target=self._loop, name="moebus-paddle-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, sequence: Sequence) -> None:
+        with self._admission.changed:
+            self._waiting.append(sequence)
+            self._admission.changed.notify_all()
+
+    def still(self) -> bool:
+        """No step runs. Ask with admission's lock held."""
+        return not self._stepping
+
+    def join(self, timeout: float) -> None:
+        """Waits for the thread, which ends once admission is shut down and every request has ended."""
+        self._thread.join(timeout)
+
+    def _loop(self) -> None:
+        while self._next():
+            if self._any_aborted():
+                self._end_aborted()
+            if self._may_run():
+                self._hook("step", "", None)
+                self._step()
+
+    def _next(self) -> bool:
+        changed = self._admission.changed
+        with changed:
+            self._stepping = False
+            changed.notify_all()
+            changed.wait_for(lambda: self._admission.down or self._any_aborted() or self._may_run())
+            self._stepping = True
+            return not (self._admission.down and not self._all())
+
+    def _all(self) -> list[Sequence]:
+        return [*self._running, *self._waiting]
+
+    def _any_aborted(self) -> bool:
+        return any(sequence.ticket.aborted for sequence in self._all())
+
+    def _may_run(self) -> bool:
+        return bool(self._running or self._waiting) and not self._admission.frozen and self.usable()
+
+    def _step(self) -> None:
+        """One token for every running sequence, after that the first one of newly admitted ones."""
+        self._end_aborted()
+        with self.device_lock:
+            decoding = list(self._running)
+            if decoding:
+                self._forward(decoding)
+            while (sequence := self._admit()) is not None:
+                self._forward([sequence])
+
+    def _admit(self) -> Sequence | None:
+        with self._admission.changed:
+            if not self._waiting or len(self._running) >= self._max_batch:
+                return None
+            sequence = self._waiting[0]
+            if sequence.ticket.aborted or not sequence.start(self._pool):
+                return None
+            self._waiting.popleft()
+            self._running.append(sequence)
+            return sequence
+
+    def _forward(self, batch: list[Sequence]) -> None:
+        try:
+            logits = self._runner.forward(batch)
+        except Exception as error:  # whatever a kernel raises: these requests end, the engine lives
+            _log.exception("A step of %d requests failed", len(batch))
+            for sequence in batch:
+                self._end(sequence, error=EngineFailed(f"the step of this request failed: {error}"))
+            return
+        for sequence, row in zip(batch, logits, strict=True):
+            self._advance(sequence, row)
+
+    def _advance(self, sequence: Sequence, logits: npt.NDArray[np.float32]) -> None:
+        if not np.isfinite(logits).all():
+            self._end(sequence, error=EngineFailed("the model's logits are not finite; check the weights"))
+            return
+        sequence.register_full_blocks(self._pool)
+        reason = sequence.add(*sample(logits, sequence.prompt, sequence.sampled))
+        if reason is not None:
+            self._end(sequence, reason)
+
+    def _end_aborted(self) -> None:
+        with self.device_lock:
+            for sequence in self._all():
+                if sequence.ticket.aborted:
+                    self._end(sequence, "abort")
+
+    def _end(self, sequence: Sequence, reason: FinishReason = "abort", error: Exception | None = None) -> None:
+        """Gathers the routes, and only then gives the blocks back."""
+        if error is None:
+            try:
+                self._conclude(sequence, reason)
+            except EngineFailed as failure:
+                sequence.error = failure
+        else:
+            sequence.error = error
+        sequence.release(self._pool)
+        with self._admission.changed:
+            if sequence in self._running:
+                self._running.remove(sequence)
+            else:
+                self._waiting.remove(sequence)
+        self._admission.leave(sequence.ticket, aborted=reason == "abort")
+        sequence.done.set()
+
+    def _conclude(self, sequence: Sequence, reason: FinishReason) -> None:
+        rows = route_rows(sequence.prompt_tokens, sequence.sampled, prefilled=sequence.sampled > 0)
+        routes, versions = self._capture.gather(sequence.blocks, sequence.generations, rows)
+        kept = routes if sequence.prompt.capture_routes else None
+        sequence.result = sequence.outcome(reason, kept, versions)

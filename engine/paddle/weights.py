@@ -1,0 +1,80 @@
+"""Weights as host arrays: names and shapes, seeded initialisation, the digest, safetensors files."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from moebus.engine.paddle.config import ModelConfig
+
+Arrays = dict[str, npt.NDArray[np.float32]]
+"""Weights by name, C order."""
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight's name and shape. Matrices are [in, out]; those of experts are stacked, [experts, in, out]."""
+    hidden, kv = config.hidden_size, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        shapes[prefix + "attention_norm.weight"] = (hidden,)
+        for name, out in (("q", hidden), ("k", kv), ("v", kv), ("o", hidden)):
+            shapes[f"{prefix}attention.{name}.weight"] = (hidden, out)
+        shapes[prefix + "mlp_norm.weight"] = (hidden,)
+        if layer < config.first_dense_layers:
+            shapes |= _mlp(prefix + "mlp", (), hidden, config.intermediate_size)
+            continue
+        shapes[prefix + "moe.router.weight"] = (hidden, config.num_experts)
+        shapes |= _mlp(prefix + "moe.experts", (config.num_experts,), hidden, config.moe_intermediate_size)
+        if config.shared_experts:
+            shapes |= _mlp(prefix + "moe.shared", (), hidden, config.shared_experts * config.moe_intermediate_size)
+    return shapes | {"norm.weight": (hidden,), "head.weight": (hidden, config.vocab_size)}
+
+
+def _mlp(name: str, stack: tuple[int, ...], hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    into = (*stack, hidden, inner)
+    return {f"{name}.gate.weight": into, f"{name}.up.weight": into, f"{name}.down.weight": (*stack, inner, hidden)}
+
+
+def random_weights(config: ModelConfig, seed: int) -> Arrays:
+    """Weights drawn from `seed`: norms one, matrices normal with variance 1 / inputs."""
+    arrays: Arrays = {}
+    for index, (name, shape) in enumerate(weight_shapes(config).items()):
+        if len(shape) == 1:
+            arrays[name] = np.ones(shape, dtype=np.float32)
+            continue
+        draw = np.random.default_rng([seed, index]).standard_normal(shape, dtype=np.float32)
+        arrays[name] = draw if name == "embed.weight" else draw / np.float32(math.sqrt(shape[-2]))
+    return arrays
+
+
+def weights_digest(arrays: Mapping[str, npt.NDArray[np.float32]]) -> str:
+    """XXH3-128, 32 hex digits: for each tensor in order of name its name, shape and little-endian values."""
+    state = xxhash.xxh3_128()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name], dtype="<f4")
+        state.update(f"{name}\0{','.join(map(str, array.shape))}\0".encode())
+        state.update(array.reshape(-1).view(np.uint8).data)
+    return state.hexdigest()
+
+
+def save_weights(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Writes one safetensors file: beside the target first, then renamed, so that no reader sees half of it."""
+    from safetensors.numpy import save_file
+
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        save_file(dict(arrays), draft)
+        with draft.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
