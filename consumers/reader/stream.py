@@ -1,0 +1,262 @@
+"""Whole rollouts straight from Kafka as a group member: at least once, acknowledged in any order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from moebus.broker.errors import BrokerUnavailable, PartitionLost
+from moebus.broker.ports import Broker, LogRecord, TopicPartition
+from moebus.consumers.reader.assembly import Assembler, Open, Tally
+from moebus.consumers.reader.refetch import Refetcher
+from moebus.consumers.reader.rollout import Rollout, check_rollout
+from moebus.consumers.reader.whole import BaseSource, CardCheck, make_rollout
+from moebus.observability.clock import Clock
+from moebus.observability.log import get_logger
+from moebus.observability.metrics import Metrics
+from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, RouteNeverComing
+from moebus.schemas.route_ref import RouteRef
+
+POLL_SECONDS = 0.5
+POLL_RECORDS = 64
+"""At 900 KB a record one poll brings at most 58 MB beyond `max_open_bytes`."""
+REFETCH_SECONDS = 30.0
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """`max_open_bytes`: record bytes of rollouts that are not whole yet; above it their chunks are read again at the
+    END. `commit_interval`: seconds between commits. `base_wait`: seconds that a store gets to have a base."""
+
+    max_open_bytes: int = 256 << 20
+    commit_interval: float = 0.5
+    base_wait: float = 30.0
+    session_timeout: float = 10.0
+
+
+class _Partition:
+    """What is known of one partition while this member has it; a new one each time it is assigned."""
+
+    def __init__(self, tp: TopicPartition, run: str, position: int) -> None:
+        self.tp = tp
+        self.assembler = Assembler(run, position)
+        self.committed = position
+        self.lost = False
+
+
+class StreamItem:
+    """One whole rollout. `ack()` once it is used; until then a restart delivers it again."""
+
+    def __init__(self, rollout: Rollout, partition: _Partition, attempt: Open, lock: threading.RLock) -> None:
+        self.rollout = rollout
+        self._partition = partition
+        self._attempt = attempt
+        self._lock = lock
+        self._acked = False
+
+    @property
+    def ref(self) -> RouteRef:
+        return self.rollout.ref
+
+    @property
+    def position(self) -> str:
+        """Where its END lies, `topic/partition/offset`."""
+        return f"{self._partition.tp}/{self._attempt.end_offset}"
+
+    def ack(self) -> bool:
+        """Marks the rollout as used, from any thread, in any order; the commit follows. False: the partition went to
+        another member meanwhile, nothing is committed and the rollout is delivered again."""
+        with self._lock:
+            if self._partition.lost:
+                _log.warning(
+                    "routes.ack_lost",
+                    f"{self.ref.key} is delivered again: its partition went to another member",
+                    position=self.position,
+                )
+                return False
+            if not self._acked:
+                self._acked = True
+                self._partition.assembler.release(self._attempt)
+            return True
+
+
+class RolloutStream:
+    """Iterate over it; one thread does. `close` commits what is acknowledged and leaves the group."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: str,
+        *,
+        run: str,
+        group: str,
+        idle_timeout: float | None,
+        bases: BaseSource,
+        check_card: CardCheck,
+        options: StreamOptions,
+        metrics: Metrics,
+        clock: Clock,
+        on_close: Callable[[RolloutStream], None],
+    ) -> None:
+        self._topic = topic
+        self._run = run
+        self._idle = idle_timeout
+        self._bases = bases
+        self._check_card = check_card
+        self._options = options
+        self._metrics = metrics
+        self._clock = clock
+        self._on_close = on_close
+        self._lock = threading.RLock()
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._ready: deque[tuple[_Partition, Open]] = deque()
+        self._gone = Tally()
+        self._corrupt = 0
+        self._closed = False
+        self._committed_at = clock.monotonic()
+        self._refetcher = Refetcher(broker, f"moebus-refetch-{group}", clock)
+        self._reader = broker.group_reader(
+            f"moebus-routes-{group}", group, [topic], listener=self, session_timeout=options.session_timeout
+        )
+
+    # --- iteration ---
+
+    def __iter__(self) -> Iterator[StreamItem]:
+        return self
+
+    def __next__(self) -> StreamItem:
+        """The next whole rollout of status complete. StopIteration: none for `idle_timeout` seconds, or closed.
+
+        Raises:
+            BrokerUnavailable, StoreCatchingUp, RouteNotYet: bytes of the next one (evicted chunks, rows of its base)
+                cannot be had now; call again. OffsetOutOfRange: retention overtook this group.
+        """
+        deadline = None if self._idle is None else self._clock.monotonic() + self._idle
+        while not self._closed:
+            item = self._next_ready()
+            if item is not None:
+                return item
+            if deadline is not None and self._clock.monotonic() >= deadline:
+                break
+            self._commit(force=False)
+            left = POLL_SECONDS if deadline is None else max(0.0, deadline - self._clock.monotonic())
+            for record in self._reader.poll(min(POLL_SECONDS, left), POLL_RECORDS):
+                self._feed(record)
+        self._commit(force=True)
+        raise StopIteration
+
+    def close(self) -> None:
+        """Commits what is acknowledged and leaves the group; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._commit(force=True)
+        self._reader.close()
+        self._refetcher.close()
+        self.revoked(list(self._partitions))
+        self._on_close(self)
+
+    def tally(self) -> dict[str, int]:
+        """Attempts and records that were not delivered, by reason, since the start."""
+        with self._lock:
+            parts = [self._gone, *(partition.assembler.tally for partition in self._partitions.values())]
+            total = {name: sum(getattr(part, name) for part in parts) for name in Tally.__dataclass_fields__}
+            return {**total, "corrupt": self._corrupt}
+
+    def __enter__(self) -> RolloutStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- GroupListener, on the thread that polls ---
+
+    def assigned(self, tps: Sequence[TopicPartition]) -> None:
+        """Nothing yet: a partition's position is that of its first record."""
+
+    def revoked(self, tps: Sequence[TopicPartition]) -> None:
+        """Drops everything of these partitions, ready or not; the next owner starts at what was committed."""
+        with self._lock:
+            for tp in tps:
+                partition = self._partitions.pop(tp, None)
+                if partition is not None:
+                    partition.lost = True
+                    _add(self._gone, partition.assembler.tally)
+            self._ready = deque(entry for entry in self._ready if not entry[0].lost)
+
+    # --- inside ---
+
+    def _feed(self, record: LogRecord) -> None:
+        with self._lock:
+            partition = self._partitions.get(record.tp)
+            if partition is None:
+                partition = self._partitions[record.tp] = _Partition(record.tp, self._run, record.offset)
+            whole = partition.assembler.feed(record)
+            if whole is not None:
+                self._ready.append((partition, whole))
+            self._stay_within_bound()
+
+    def _stay_within_bound(self) -> None:
+        while sum(p.assembler.held_bytes for p in self._partitions.values()) > self._options.max_open_bytes:
+            fullest = max(self._partitions.values(), key=lambda p: p.assembler.held_bytes)
+            largest = fullest.assembler.largest()
+            if largest is None:
+                return
+            fullest.assembler.evict(largest)
+
+    def _next_ready(self) -> StreamItem | None:
+        while self._ready:
+            partition, attempt = self._ready[0]
+            try:
+                rollout = self._rollout(partition.tp, attempt)
+            except (RouteCorrupt, RouteNeverComing, RouteDeleted) as exc:
+                self._set_aside(partition, attempt, exc)
+                continue
+            self._ready.popleft()
+            self._metrics.inc("moebus_reader_resolved_total", outcome="streamed")
+            return StreamItem(rollout, partition, attempt, self._lock)
+        return None
+
+    def _rollout(self, tp: TopicPartition, attempt: Open) -> Rollout:
+        evicted = sorted((held.offset, held.checksum) for held in attempt.chunks.values() if held.chunk is None)
+        again = self._refetcher.fetch(tp, evicted, REFETCH_SECONDS) if evicted else {}
+        return check_rollout(self._check_card(make_rollout(attempt, again, self._bases, self._options.base_wait)))
+
+    def _set_aside(self, partition: _Partition, attempt: Open, why: Exception) -> None:
+        with self._lock:
+            self._ready.popleft()
+            self._corrupt += 1
+            partition.assembler.release(attempt)
+        self._metrics.inc("moebus_reader_resolved_total", outcome=type(why).__name__)
+        text = f"{attempt.header.key} is not delivered: {why}"
+        _log.warning("routes.set_aside", text, position=f"{partition.tp}/{attempt.end_offset}")
+
+    def _commit(self, *, force: bool) -> None:
+        now = self._clock.monotonic()
+        if not force and now - self._committed_at < self._options.commit_interval:
+            return
+        self._committed_at = now
+        with self._lock:
+            low = {tp: p.assembler.watermark.low() for tp, p in self._partitions.items()}
+            due = {tp: offset for tp, offset in low.items() if offset > self._partitions[tp].committed}
+        if not due:
+            return
+        try:
+            self._reader.commit(due)
+        except (PartitionLost, BrokerUnavailable) as exc:  # delivered again, or committed next time
+            _log.warning("routes.commit_failed", f"offsets are not committed: {exc}", topic=self._topic)
+            return
+        for tp, offset in due.items():
+            if tp in self._partitions:
+                self._partitions[tp].committed = offset
+
+
+def _add(total: Tally, part: Tally) -> None:
+    for name in Tally.__dataclass_fields__:
+        setattr(total, name, getattr(total, name) + getattr(part, name))
