@@ -17,7 +17,6 @@ from moebus.broker.errors import (
     TopicMissing,
     WriterClosed,
 )
-from moebus.broker.kafka.config import KafkaConfig
 from moebus.broker.ports import (
     Broker,
     GroupListener,
@@ -35,18 +34,21 @@ from moebus.broker.ports import (
 from moebus.broker.topics import Topics
 
 if TYPE_CHECKING:
+    from moebus.broker.kafka.config import KafkaConfig
     from moebus.observability.settings import KafkaSettings
 
 
 def open_broker(where: KafkaSettings | KafkaConfig | str) -> Broker:
     """The Kafka cluster at `where`: settings, a config, or `host:port[,host:port]` without security.
 
+    A `moebus.broker.kafka.KafkaConfig` holds what settings hold, without pydantic.
     Does not connect: without a broker, writers and readers wait for one, admin calls raise BrokerUnavailable.
 
     Raises:
         SettingsError: naming the setting that is not usable.
     """
     from moebus.broker.kafka.broker import KafkaBroker
+    from moebus.broker.kafka.config import KafkaConfig
 
     return KafkaBroker(KafkaConfig.of(where))
 
@@ -58,7 +60,6 @@ __all__ = [
     "BrokerUnavailable",
     "GroupListener",
     "GroupReader",
-    "KafkaConfig",
     "LogAdmin",
     "LogReader",
     "LogRecord",

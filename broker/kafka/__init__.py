@@ -1,4 +1,11 @@
-"""The log on Apache Kafka, through kafka-python. Importing this package alone imports no Kafka client."""
+"""The log on Apache Kafka, through kafka-python. Nothing outside this package imports a Kafka client."""
+
+import warnings
+
+with warnings.catch_warnings():
+    # kafka-python reads its message definitions in a way that Python 3.11 and 3.12 call deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka  # noqa: F401
 
 from moebus.broker.kafka.config import KafkaConfig
 

@@ -17,6 +17,7 @@ from moebus.broker.kafka import lenient
 from moebus.broker.kafka.config import KafkaConfig, Options, producer_options
 from moebus.broker.kafka.faults import describe
 from moebus.broker.kafka.reasons import Reasons
+from moebus.broker.kafka.sockets import DIRECT
 
 T = TypeVar("T")
 GiveUp = Callable[[], bool]
@@ -58,6 +59,7 @@ def make_admin(config: KafkaConfig, timeout: float) -> Admin:
 
 
 def _connected(kind: Callable[..., T], options: Options, config: KafkaConfig, timeout: float, give_up: GiveUp) -> T:
+    options = {**options, "proxy_url": DIRECT}
     reasons = Reasons()
     made: list[Any] = []
 
