@@ -1,0 +1,75 @@
+"""`moebus workers`: the fleet as the members topic shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from moebus.cli._context import session
+from moebus.cli._operation import human_bytes
+from moebus.cli._output import JsonFlag, emit, out
+from moebus.producers.control import ControlClient, MemberView
+from moebus.schemas.errors import FatalError
+
+
+def command(
+    ctx: typer.Context,
+    worker_id: Annotated[str | None, typer.Argument(help="Only this worker, with all it says of itself.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the workers: who is live, in which state, holding what.
+
+    Example: `moebus workers worker-1 --json`
+    """
+    with session(ctx) as s, ControlClient(s.broker, s.topics) as client:
+        workers = client.workers()
+    if worker_id is not None:
+        if worker_id not in workers:
+            raise FatalError(f"no worker {worker_id} is known; known are {', '.join(workers) or 'none'}")
+        workers = {worker_id: workers[worker_id]}
+    for view in workers.values():
+        emit(view.as_dict(), as_json=as_json)
+    if as_json:
+        return
+    if worker_id is not None:
+        _print_one(workers[worker_id])
+    else:
+        _print_all(workers)
+
+
+def _print_all(workers: dict[str, MemberView]) -> None:
+    table = Table("worker", "live", "ready", "state", "memory", "version", "run", "doing", "reason")
+    for worker_id, view in workers.items():
+        member = view.state
+        state = member.state
+        memory = "" if state is None else ", ".join(_memory(view, str(tag), str(r)) for tag, r in state.tags.items())
+        table.add_row(
+            worker_id,
+            Text("yes", style="green") if view.live else Text("no", style="red"),
+            "yes" if member.ready else "no",
+            "" if state is None else str(state.lifecycle),
+            memory,
+            "" if state is None else state.version or "unknown",
+            member.run or "",
+            "" if member.operation is None else f"{member.operation.method} {member.operation.step}".rstrip(),
+            member.reason or "",
+        )
+    out.print(table)
+
+
+def _memory(view: MemberView, tag: str, residency: str) -> str:
+    sizes = {str(name): size for name, size in view.state.bytes.items()}
+    return f"{tag} {human_bytes(sizes[tag])}" if residency == "resident" and tag in sizes else f"{tag} {residency}"
+
+
+def _print_one(view: MemberView) -> None:
+    table = Table("field", "value")
+    for name, value in view.as_dict().items():
+        if name != "ops":
+            table.add_row(name, str(value))
+    for op in view.ops.ops if view.ops is not None else ():
+        table.add_row(f"operation at offset {op.offset}", f"{op.method} {op.code} ({op.request_id})")
+    out.print(table)
