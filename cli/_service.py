@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -108,7 +108,7 @@ class Service:
         finally:
             admin.close()
 
-    def _missing(self, broker: Broker, describe: Callable[[Sequence[str], float], dict[str, object]]) -> str | None:
+    def _missing(self, broker: Broker, describe: Callable[[Sequence[str], float], Mapping[str, object]]) -> str | None:
         try:
             found = describe(self.topics.names(), _PROBE_SECONDS)
         except BrokerUnavailable as exc:

@@ -12,7 +12,7 @@ from rich.table import Table
 from moebus.cli._context import session
 from moebus.cli._operation import add_command, print_outcome
 from moebus.cli._output import JsonFlag, emit, out
-from moebus.producers.control import ControlClient, HistoryEntry, TraceEvent
+from moebus.producers.control import ControlClient, HistoryEntry, Trace, TraceEvent
 from moebus.schemas.control_args import CacheMode, Level, Method, PauseMode, WakeWeights
 
 app = typer.Typer(
@@ -135,8 +135,12 @@ def show(
     with session(ctx) as s, ControlClient(s.broker, s.topics) as client:
         trace = client.trace(request_id)
     emit(trace.as_dict(), as_json=as_json)
-    if as_json:
-        return
+    if not as_json:
+        print_trace(trace)
+
+
+def print_trace(trace: Trace) -> None:
+    """A row for each record about the command, then its outcome."""
     table = Table("time (broker)", "who", "what", "where", "detail")
     for event in trace.events:
         table.add_row(time_text(event.time_ms), event.actor, _what(event), event.where, event.detail)

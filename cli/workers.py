@@ -25,29 +25,29 @@ def command(
     Example: `moebus workers worker-1 --json`
     """
     with session(ctx) as s, ControlClient(s.broker, s.topics) as client:
-        workers = client.workers()
-    if worker_id is not None:
-        if worker_id not in workers:
-            raise FatalError(f"no worker {worker_id} is known; known are {', '.join(workers) or 'none'}")
-        workers = {worker_id: workers[worker_id]}
-    for view in workers.values():
+        known = client.workers()
+    workers = [view for view in known if worker_id in (None, view.member_id)]
+    if worker_id is not None and not workers:
+        names = ", ".join(view.member_id for view in known)
+        raise FatalError(f"no worker {worker_id} is known; known are {names or 'none'}")
+    for view in workers:
         emit(view.as_dict(), as_json=as_json)
     if as_json:
         return
     if worker_id is not None:
-        _print_one(workers[worker_id])
+        _print_one(workers[0])
     else:
         _print_all(workers)
 
 
-def _print_all(workers: dict[str, MemberView]) -> None:
+def _print_all(workers: list[MemberView]) -> None:
     table = Table("worker", "live", "ready", "state", "memory", "version", "run", "doing", "reason")
-    for worker_id, view in workers.items():
+    for view in workers:
         member = view.state
         state = member.state
         memory = "" if state is None else ", ".join(_memory(view, str(tag), str(r)) for tag, r in state.tags.items())
         table.add_row(
-            worker_id,
+            view.member_id,
             Text("yes", style="green") if view.live else Text("no", style="red"),
             "yes" if member.ready else "no",
             "" if state is None else str(state.lifecycle),

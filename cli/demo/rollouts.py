@@ -33,11 +33,12 @@ class RoundFailed(RetriableError):
 class Finished:
     """One finished request, as it goes into a replay buffer: tokens and a reference to the routes.
 
-    `tokens`: int64 [P + O]; `prompt_tokens` = P.
+    `tokens`: int64 [P + O]; `prompt_tokens` = P; `logprobs`: float32 [O], of the sampled tokens.
     """
 
     rollout_id: str
     tokens: npt.NDArray[np.int64]
+    logprobs: npt.NDArray[np.float32]
     prompt_tokens: int
     cached_tokens: int
     versions: tuple[str, ...]
@@ -130,6 +131,7 @@ def _finished(rollout_id: str, worker: str, tokens: npt.NDArray[np.int64], answe
     return Finished(
         rollout_id=rollout_id,
         tokens=tokens,
+        logprobs=np.asarray(answer["logprobs"], dtype=np.float32),
         prompt_tokens=answer["prompt_tokens"],
         cached_tokens=answer["cached_tokens"],
         versions=tuple(version for _, version in answer["versions"]),

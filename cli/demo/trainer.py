@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moebus.cli.demo.model import Weights
 from moebus.cli.demo.rollouts import Finished
 from moebus.consumers.reader import RouteBatch, RoutingReader
-from moebus.engine.paddle.config import ModelConfig
-from moebus.engine.paddle.replay import full_recompute, replay_logprobs
-from moebus.engine.paddle.weights import Weights
+from moebus.engine.paddle import ModelConfig, full_recompute, replay_logprobs
 
 ROUTER_NOISE = 0.01
 """Standard deviation added to the trainer's router logits: about what a lower precision does to them."""
@@ -93,19 +92,24 @@ class Trainer:
 
     def _compare(self, batch: RouteBatch, index: int, sample: Finished) -> None:
         """One sequence: its routes against a recompute without cache, its log p with and without replay."""
-        rows = slice(int(batch.cu_seqlens[index]), int(batch.cu_seqlens[index + 1]) - 1)
-        routes = batch.routes[rows]
-        weights = self._weights[sample.versions[-1]]
-        expected, exact = full_recompute(self._config, weights, sample.tokens)
-        seed = self.report.rollouts
-        given = replay_logprobs(self._config, weights, sample.tokens, routes, router_noise=ROUTER_NOISE, seed=seed)
-        own = replay_logprobs(self._config, weights, sample.tokens, None, router_noise=ROUTER_NOISE, seed=seed)
-        first = sample.prompt_tokens - 1
+        first, last = int(batch.cu_seqlens[index]), int(batch.cu_seqlens[index + 1])
+        routes = batch.routes[first : last - 1]  # the last sampled token was never forwarded: it has no row
+        weights, seed = self._weights[sample.versions[-1]], self.report.rollouts
+        expected = full_recompute(self._config, weights, sample.tokens)[0][: len(routes)]
+        deltas = [
+            np.abs(
+                replay_logprobs(self._config, weights, sample.tokens, given, router_noise=ROUTER_NOISE, seed=seed)[
+                    sample.prompt_tokens - 1 :
+                ]
+                - sample.logprobs
+            )
+            for given in (routes, None)
+        ]
         report = self.report
         report.rollouts += 1
         report.rows += len(routes)
         report.mismatched_rows += int((routes != expected).any(axis=(1, 2)).sum())
         report.cached_tokens += sample.cached_tokens
-        report.with_replay += np.abs(given - exact)[first:].tolist()
-        report.without_replay += np.abs(own - exact)[first:].tolist()
+        report.with_replay += deltas[0].tolist()
+        report.without_replay += deltas[1].tolist()
         report.versions[sample.versions[-1]] = report.versions.get(sample.versions[-1], 0) + 1

@@ -1,0 +1,62 @@
+"""`moebus demo`: the main job end to end on real parts."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from moebus.cli._context import settings_of
+from moebus.cli._output import err, out
+from moebus.cli.demo.stage import Stage, fresh_directory, how_to_look, take_down
+
+
+def command(
+    ctx: typer.Context,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running at the end, and say how to look.")
+    ] = False,
+    down: Annotated[bool, typer.Option("--down", help="Only end what an earlier `--keep` left running.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", help="Where data and logs go.")] = Path(".run/demo"),
+) -> None:
+    """Run the main job end to end: a Kafka, two workers with Paddle engines, a store, a trainer.
+
+    Takes about a minute once everything is installed. Uses the broker of `--bootstrap-servers` (or
+    MOEBUS_KAFKA__BOOTSTRAP_SERVERS) if one is given, else starts a real Apache Kafka on loopback.
+
+    Example: `moebus demo --keep`, then `moebus demo --down`
+    """
+    settings = settings_of(ctx)
+    directory = directory.absolute()
+    if down:
+        ended = take_down(directory)
+        out.print(f"ended: {', '.join(ended)}" if ended else "nothing was running")
+        return
+    signal.signal(signal.SIGTERM, _interrupt)
+    started = time.monotonic()
+    stage = Stage(fresh_directory(directory), settings, f"demo-{secrets.token_hex(2)}", keep=keep)
+    try:
+        from moebus.cli.demo.story import Story  # brings Paddle's package: `moebus --help` must not wait for it
+
+        Story(stage).tell()
+    except KeyboardInterrupt:
+        stage.keep = False
+        err.print("interrupted: ending everything that was started")
+        raise typer.Exit(130) from None
+    except BaseException:
+        stage.keep = False
+        raise
+    finally:
+        stage.close()
+    out.print(f"\n[bold]Done[/bold] in {time.monotonic() - started:.0f} s.")
+    if keep:
+        how_to_look(stage)
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt

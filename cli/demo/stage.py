@@ -1,0 +1,163 @@
+"""The demo's stage: a Kafka, topics, two workers, a store; all of it found again by `--down`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from moebus.broker import open_broker
+from moebus.broker.local import LocalCluster
+from moebus.broker.ports import Broker
+from moebus.broker.topics import Topics, ensure
+from moebus.cli._output import out
+from moebus.cli.demo.processes import Processes
+from moebus.observability.settings import KafkaSettings, Settings
+from moebus.producers.control import ControlClient
+from moebus.schemas.errors import RetriableError
+
+WORKERS = 2
+_STATE = "demo.json"
+
+
+class NotReady(RetriableError):
+    """Something of the demo did not become true in time; the text names it."""
+
+
+class Stage:
+    """Builds everything the story needs; `close` takes it all down again unless `keep`."""
+
+    def __init__(self, directory: Path, settings: Settings, run: str, *, keep: bool) -> None:
+        self.directory = directory
+        self.run = run
+        self.keep = keep
+        self._settings = settings
+        self._cluster: LocalCluster | None = None
+        self.topics = Topics(settings.topic_prefix)
+        self.broker: Broker
+        self.processes: Processes
+        self.address = settings.kafka.bootstrap_servers
+        self.urls: dict[str, str] = {}
+        """Process name -> base URL of its page."""
+
+    def start_kafka(self, progress: Callable[[str], None]) -> str:
+        """Uses the broker that the settings name, else starts one of its own. Returns its address."""
+        kafka = self._settings.kafka
+        if kafka.bootstrap_servers == KafkaSettings().bootstrap_servers:
+            self._cluster = LocalCluster.start(
+                self.directory / "kafka", name="demo", die_with_parent=not self.keep, progress=progress
+            )
+            kafka = kafka.model_copy(update={"bootstrap_servers": self._cluster.bootstrap})
+        self.broker = open_broker(kafka)
+        admin = self.broker.admin()
+        ensure(admin, self.topics)
+        admin.close()
+        self.processes = Processes(self.directory, kafka.bootstrap_servers, self.topics.prefix, keep=self.keep)
+        self.address = kafka.bootstrap_servers
+        return self.address
+
+    def start_processes(self, weights: Path, *, seed: int, version: str) -> None:
+        """Two workers, each beside a Paddle engine of its own, and a store."""
+        names = [f"worker-{n}-{self.run[-4:]}" for n in range(1, WORKERS + 1)]
+        for name in names:
+            self.processes.start(
+                name, "worker", "--engine", "paddle", "--worker-id", name, "--label", "role=rollout",
+                "--run", self.run, "--weight-root", str(weights), "--seed", str(seed), "--version", version,
+            )  # fmt: skip
+        self.processes.start("store", "store", "--data-dir", str(self.directory / "store"), "--store-id", self.store_id)
+        self._save()
+
+    @property
+    def store_id(self) -> str:
+        return f"store-{self.run[-4:]}"
+
+    def wait_ready(self, control: ControlClient, timeout: float) -> None:
+        """Until every process says in members that it is ready; fills `urls`."""
+        wanted = {running.name for running in self.processes.running if running.name != "store"} | {self.store_id}
+
+        def ready() -> bool:
+            found = {m.member_id: m.state for m in control.members() if m.live and m.state.ready and m.state.url}
+            if wanted <= set(found):
+                self.urls = {name: str(found[name].url) for name in sorted(wanted)}
+            return bool(self.urls)
+
+        self.wait(ready, "every process to be ready", timeout)
+        self._save()
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+        """Raises NotReady naming `what` after `timeout` seconds, ProcessDied if a process ends meanwhile."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self.processes.check()
+            if time.monotonic() > deadline:
+                raise NotReady(f"waited {timeout:.0f} s for {what}; the logs are in {self.directory}")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Ends everything that was started; with `keep` only this process's connections."""
+        if hasattr(self, "broker"):
+            self.broker.close()
+        if self.keep:
+            return
+        if hasattr(self, "processes"):
+            self.processes.stop()
+        if self._cluster is not None:
+            self._cluster.stop()
+        (self.directory / _STATE).unlink(missing_ok=True)
+
+    def _save(self) -> None:
+        state = {"pids": {r.name: r.process.pid for r in self.processes.running}, "urls": self.urls, "run": self.run}
+        (self.directory / _STATE).write_text(json.dumps(state))
+
+
+def how_to_look(stage: Stage) -> None:
+    out.print("\nStill running. Look at it with:")
+    out.print(f"  export MOEBUS_KAFKA__BOOTSTRAP_SERVERS={stage.address} MOEBUS_TOPIC_PREFIX={stage.topics.prefix}")
+    out.print("  .venv/bin/moebus workers        .venv/bin/moebus control history")
+    for name, url in stage.urls.items():
+        out.print(f"  curl {url}/metrics    # {name}")
+    out.print(f"Logs and data: {stage.directory}.  End it with: .venv/bin/moebus demo --down")
+
+
+def fresh_directory(directory: Path) -> Path:
+    """Empties the demo's folder (an earlier demo's data) and returns it; takes down what was kept running."""
+    take_down(directory)
+    if (directory / _MARKER).exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _MARKER).touch()
+    return directory
+
+
+def take_down(directory: Path) -> list[str]:
+    """Ends what a demo with `--keep` left running; returns the names."""
+    ended: list[str] = []
+    state = directory / _STATE
+    if state.exists():
+        for name, pid in json.loads(state.read_text())["pids"].items():
+            if _is_ours(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                    ended.append(name)
+        state.unlink()
+    cluster = LocalCluster.load(directory / "kafka")
+    if cluster is not None and cluster.running():
+        cluster.stop()
+        ended.append("kafka")
+    return ended
+
+
+_MARKER = ".moebus-demo"
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process id still belongs to a moebus command (ids are used again)."""
+    try:
+        return b"moebus.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
