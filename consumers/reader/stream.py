@@ -140,13 +140,14 @@ class RolloutStream:
             item = self._next_ready()
             if item is not None:
                 return item
-            if deadline is not None and self._clock.monotonic() >= deadline:
-                break
             self._commit(force=False)
             left = POLL_SECONDS if deadline is None else max(0.0, deadline - self._clock.monotonic())
             for record in self._reader.poll(min(POLL_SECONDS, left), POLL_RECORDS):
                 self._feed(record)
-        self._commit(force=True)
+            if not self._ready and deadline is not None and self._clock.monotonic() >= deadline:
+                break
+        if not self._closed:
+            self._commit(force=True)
         raise StopIteration
 
     def close(self) -> None:
