@@ -84,6 +84,12 @@ class Admission:
             self.changed.notify_all()
             return [ticket.request_id for ticket in hit]
 
+    def abort_ticket(self, ticket: Ticket) -> None:
+        """Marks this very request, whatever has its id now."""
+        with self.changed:
+            ticket.aborted = True
+            self.changed.notify_all()
+
     def pause(self, mode: PauseMode, deadline: Deadline, still: Callable[[], bool] | None = None) -> PauseResult:
         """Closes admission and drains by `mode`; `still()` (default: every ticket parked) says that no step runs.
 

@@ -27,6 +27,7 @@ from moebus.engine.port import (
     Deadline,
     EngineFailed,
     EngineRefused,
+    EngineTainted,
     EngineTimeout,
     Generation,
     Inspection,
@@ -160,10 +161,11 @@ class PaddleEngine:
         longest = len(prompt.token_ids) + prompt.max_tokens - 1
         if longest > self.config.num_slots:
             raise InvalidInput("max_tokens", f"{longest} positions do not fit a KV cache of {self.config.num_slots}")
-        request = Request.of(prompt, self._admission.enter(prompt.request_id))
-        self._scheduler.submit(request)
+        with self._admission.changed:  # in one go, so that a shutdown meets all of a request or nothing
+            request = Request.of(prompt, self._admission.enter(prompt.request_id))
+            self._scheduler.submit(request)
         if not request.done.wait(timeout):
-            self._admission.abort([prompt.request_id])
+            self._admission.abort_ticket(request.ticket)
             raise EngineTimeout(f"the request was aborted: it had not finished after {timeout:g} s")
         if request.error is not None:
             raise request.error
@@ -239,9 +241,11 @@ class PaddleEngine:
                 raise EngineFailed("commit: the weights are asleep; wake them first")
             try:
                 self._weights.commit(new, loaded.arrays, self._on_write)
-            finally:
-                if self._weights.tainted or cache == "reset":
-                    self._pool.reset(staged.version)
+            except EngineTainted:
+                self._pool.reset(staged.version)  # nothing of a mixture may be hit
+                raise
+            if cache == "reset":
+                self._pool.reset(staged.version)
         loaded.arrays = None
 
     def discard(self, staged: Staged) -> None:

@@ -39,9 +39,10 @@ class KVCache:
         self._keys, self._values = keys, values
 
     def release(self) -> None:
-        for tensor in (*self._keys, *self._values):
-            tensor._clear_data()
+        held = (*self._keys, *self._values)
         self._keys, self._values = [], []
+        for tensor in held:
+            tensor._clear_data()
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """k and v [T, kv_heads, head_dim] into `slots` int64 [T]."""

@@ -101,7 +101,7 @@ class Decoder:
 
 
 def grouped_attention(paddle: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """q [B, Q, heads, D], k and v [B, S, kv_heads, D] -> [B * Q, heads * D]; mask [B, 1, 1, Q, S] is added to scores."""
+    """q [B, Q, heads, D], k and v [B, S, kv_heads, D] -> [B * Q, heads * D]; mask [B, 1, 1, Q, S] is added."""
     batch, queries, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     group = heads // kv_heads

@@ -38,7 +38,7 @@ def full_recompute(
     """
     seen: dict[int, Tensor] = {}
     with load_paddle().no_grad():
-        logits = whole_logits(config, weights, token_ids, OwnRouting(config, seen.__setitem__)).numpy()
+        logits = whole_logits(config, weights, token_ids, OwnRouting(config, seen.__setitem__))
     layers = [seen[layer].numpy() for layer in config.moe_layers]
     routes: RouteArray = np.stack(layers, axis=1).astype(config.card().dtype)
-    return routes, logits
+    return routes, np.array(logits.numpy())

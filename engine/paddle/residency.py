@@ -88,7 +88,7 @@ class WeightMemory:
         copy: Arrays = {}
         for name, parameter in self.parameters.items():
             check_deadline(deadline, "copying the weights to the host")
-            copy[name] = parameter.numpy()
+            copy[name] = np.array(parameter.numpy())  # what numpy() returns is memory of Paddle's own, and counts
         return copy
 
     def wake(self, weights: WakeWeights, deadline: Deadline) -> int:

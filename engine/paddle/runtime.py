@@ -20,6 +20,7 @@ _HOW = (
     " index (never both in one environment)"
 )
 _SIGNALS = (signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _loaded: list[Any] = []
 
@@ -78,7 +79,6 @@ def _undone() -> Iterator[None]:
     threads = os.environ.get("OMP_NUM_THREADS")
     root = logging.getLogger()
     handlers = list(root.handlers)
-    in_main = threading.current_thread() is threading.main_thread()
     previous = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         with warnings.catch_warnings():
@@ -91,6 +91,14 @@ def _undone() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = threads
         for handler in [h for h in root.handlers if h not in handlers]:
             root.removeHandler(handler)
-        for number, handler_before in previous.items():
-            if in_main and callable(handler_before):  # Paddle replaced it with a C handler, then with the default
-                signal.signal(number, handler_before)
+        _restore_signals(previous)
+
+
+def _restore_signals(previous: dict[signal.Signals, Any]) -> None:
+    """Paddle replaced Python's handlers with C ones, and its switch-off replaced those with the system's default."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in previous.items():
+            if handler is not None:  # None: not one of Python's
+                signal.signal(number, handler)
+    elif callable(previous[signal.SIGTERM]):
+        _log.warning("Paddle was imported outside the main thread: the handler of SIGTERM is lost, install it again")

@@ -59,11 +59,14 @@ class Scheduler:
 
     def _loop(self) -> None:
         while self._next():
-            if self._any_aborted():
+            try:
                 self._end_aborted()
-            if self._may_run():
-                self._hook("step", "", None)
-                self._step()
+                if self._may_run():
+                    self._hook("step", "", None)
+                    self._step()
+            except Exception as error:
+                _log.exception("The engine's loop failed; %d requests end", len(self._all()))
+                self._fail(self._all(), error)
 
     def _next(self) -> bool:
         changed = self._admission.changed
@@ -75,7 +78,8 @@ class Scheduler:
             return not (self._admission.down and not self._all())
 
     def _all(self) -> list[Sequence]:
-        return [*self._running, *self._waiting]
+        with self._admission.changed:
+            return [*self._running, *self._waiting]
 
     def _any_aborted(self) -> bool:
         return any(sequence.ticket.aborted for sequence in self._all())
@@ -107,10 +111,10 @@ class Scheduler:
     def _forward(self, batch: list[Sequence]) -> None:
         try:
             logits = self._runner.forward(batch)
-        except Exception as error:  # whatever a kernel raises: these requests end, the engine lives
+        except Exception as error:  # whatever a kernel raises: these requests end, the engine and the others live on
             _log.exception("A step of %d requests failed", len(batch))
             for sequence in batch:
-                self._end(sequence, error=EngineFailed(f"the step of this request failed: {error}"))
+                self._end(sequence, error=_step_failed(error))
             return
         for sequence, row in zip(batch, logits, strict=True):
             self._advance(sequence, row)
@@ -123,6 +127,11 @@ class Scheduler:
         reason = sequence.add(*sample(logits, sequence.prompt, sequence.sampled))
         if reason is not None:
             self._end(sequence, reason)
+
+    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
+        with self.device_lock:
+            for sequence in sequences:
+                self._end(sequence, error=_step_failed(error))
 
     def _end_aborted(self) -> None:
         with self.device_lock:
@@ -153,3 +162,10 @@ class Scheduler:
         routes, versions = self._capture.gather(sequence.blocks, sequence.generations, rows)
         kept = routes if sequence.prompt.capture_routes else None
         sequence.result = sequence.outcome(reason, kept, versions)
+
+
+def _step_failed(error: Exception) -> EngineFailed:
+    text = str(error).strip().splitlines() or [
+        type(error).__name__
+    ]  # Paddle's errors carry a C++ trace before the cause
+    return EngineFailed(f"a step of this request failed ({text[-1].strip()}); send it again")

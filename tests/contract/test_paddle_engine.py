@@ -9,9 +9,10 @@ import pytest
 from moebus.engine.paddle import PaddleEngine
 from tests.contract.engine_suite import EngineSuite, Rig
 from tests.support.gate import Gate
-from tests.support.paddle import SMALL, write_weights
+from tests.support.paddle import SMALL, needs_paddle, write_weights
 
 
+@needs_paddle
 @pytest.mark.paddle
 class TestPaddleEngine(EngineSuite):
     def new_rig(self, root: Path) -> Rig:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+
+import pytest
 
 from moebus.engine.paddle import ModelConfig
 from moebus.engine.paddle.weights import random_weights, save_weights
@@ -27,3 +30,7 @@ SMALL = ModelConfig(
 def write_weights(path: Path, seed: int) -> None:
     """A good safetensors file of SMALL's weights drawn from `seed`."""
     save_weights(path, random_weights(SMALL, seed))
+
+
+needs_paddle = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed")
+"""Looks for Paddle without importing it: our own import is the one that leaves no trace."""
