@@ -81,7 +81,7 @@ class MembersDirectory:
                 view.state.url.rstrip("/"),
                 None if view.state.partitions is None else frozenset(view.state.partitions),
             )
-            for view in views.values()
+            for view in views
             if view.state.kind == "store" and view.live and view.state.url
         ]
 
