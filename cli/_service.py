@@ -117,3 +117,9 @@ class Service:
         if not missing:
             return None
         return f"topics are missing ({', '.join(missing)}): run `moebus topics ensure`"
+
+
+def with_http(settings: Settings, host: str | None, port: int | None) -> Settings:
+    """Settings with the address of the page from the command line over them."""
+    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    return settings.model_copy(update={"http": settings.http.model_copy(update=given)})

@@ -1,0 +1,69 @@
+"""`moebus store`: the route store."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moebus.cli._context import settings_of
+from moebus.cli._service import Service, with_http
+from moebus.observability.parent import exit_with_parent
+from moebus.schemas.errors import InvalidInput
+
+
+def command(
+    ctx: typer.Context,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Where the data lies (default: the settings').")
+    ] = None,
+    store_id: Annotated[
+        str | None, typer.Option("--store-id", help="Unique in the fleet (default: `store-` and the host's name).")
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option("--partitions", help="`0-3,7`; default all. Several stores may follow the same ones.")
+    ] = None,
+    http_host: Annotated[
+        str | None, typer.Option("--http-host", help="Address of the page (default 127.0.0.1).")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option("--http-port", help="0: a free one, announced in members.")] = None,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run a route store until SIGTERM: follows the routes topic, persists in LMDB, serves reads over HTTP.
+
+    Starting again goes on where it was; the same data is never taken in twice. Without a broker it waits.
+
+    Example: `moebus store --data-dir /var/lib/moebus --partitions 0-3`
+    """
+    if parent_pid is not None:
+        exit_with_parent(parent_pid)
+    settings = with_http(settings_of(ctx, service=True), http_host, http_port)
+    # LMDB and Starlette are imported here: `moebus --help` must not wait for them.
+    from moebus.cli._store import StoreService
+
+    service = Service("store", settings)
+    work = StoreService(
+        service, data_dir or settings.store.data_dir, store_id or default_id(), read_partitions(partitions)
+    )
+    raise typer.Exit(service.run(work.make, work.routes()))
+
+
+def default_id() -> str:
+    """`store-HOST`, with what an id may not hold left out."""
+    return ("store-" + re.sub(r"[^A-Za-z0-9._-]", "", socket.gethostname()))[:64]
+
+
+def read_partitions(text: str | None) -> tuple[int, ...] | None:
+    """`0-3,7` -> (0, 1, 2, 3, 7); None means all. Raises InvalidInput, field `partitions`."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InvalidInput("partitions", f"{part!r} is neither a number nor a range like 0-3")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(found))

@@ -1,0 +1,74 @@
+"""`moebus worker`: the control worker beside an engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moebus.cli._context import settings_of
+from moebus.cli._service import Service, with_http
+from moebus.cli.engines import EngineKind, EngineOptions, make_engine
+from moebus.observability.parent import exit_with_parent
+from moebus.schemas.errors import InvalidInput
+from moebus.schemas.target import check_labels
+
+
+def command(
+    ctx: typer.Context,
+    engine: Annotated[EngineKind, typer.Option("--engine", help="The engine that this worker drives.")],
+    worker_id: Annotated[str, typer.Option("--worker-id", help="1 to 64 of `A-Z a-z 0-9 . _ -`, unique in the fleet.")],
+    label: Annotated[list[str] | None, typer.Option("--label", help="`k=v`; targets select by it. Repeatable.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Run that the routes belong to (default: the settings').")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of random weights.")] = 0,
+    version: Annotated[str, typer.Option("--version", help="Name of the weights it starts with.")] = "initial",
+    weights: Annotated[str | None, typer.Option("--weights", help="safetensors file or folder to start from.")] = None,
+    weight_root: Annotated[
+        list[Path] | None, typer.Option("--weight-root", help="Weights are read only from below here. Repeatable.")
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option("--model-config", help="JSON with fields of the engine's config.")
+    ] = None,
+    http_host: Annotated[
+        str | None, typer.Option("--http-host", help="Address of the page (default 127.0.0.1).")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option("--http-port", help="0: a free one, see `moebus workers`.")] = None,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run a control worker beside an engine until SIGTERM.
+
+    It answers every command whose target matches, serves `/metrics`, `/healthz` and `/readyz`, and takes prompts at
+    `POST /v1/generate`. Without a broker it waits and goes on by itself.
+
+    Example: `moebus worker --engine simulated --worker-id w1 --label role=rollout`
+    """
+    if parent_pid is not None:
+        exit_with_parent(parent_pid)
+    settings = with_http(settings_of(ctx, service=True), http_host, http_port)
+    roots = tuple(weight_root or settings.worker.weight_roots)
+    built, card = make_engine(EngineOptions(engine, seed, version, weights, model_config, roots))
+    # Starlette and the worker are imported here: `moebus --help` must not wait for them.
+    from moebus.cli._worker import WorkerService
+
+    service = Service(f"worker {worker_id}", settings)
+    work = WorkerService(service, built, card, worker_id, read_labels(label or []), run or settings.run)
+    code = service.run(work.make, work.routes())
+    built.close()
+    if code:
+        os._exit(code)  # an engine thread that hangs must not keep a fenced worker alive
+
+
+def read_labels(given: list[str]) -> dict[str, str]:
+    """`["k=v", ...]` -> {"k": "v"}. Raises InvalidInput, field `label`."""
+    labels: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or name in labels:
+            raise InvalidInput("label", f"{text!r} is not k=v, or {name} is given twice")
+        labels[name] = value
+    check_labels(labels)
+    return labels

@@ -1,0 +1,65 @@
+"""No broker: commands say so and end with 5, services wait, say so and recover."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moebus.broker.local import LocalCluster
+from tests.support.processes import launcher, listening
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def closed_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("control", "status"), ("workers",), ("topics", "ensure"), ("control", "show", "x"), ("routes", "ls")],
+    ids=" ".join,
+)
+def test_commands_end_with_5(command: tuple[str, ...], tmp_path: Path) -> None:
+    with launcher(tmp_path, f"127.0.0.1:{closed_port()}", "p") as fleet:
+        started = time.monotonic()
+        done = fleet.run(*command, timeout=30)
+    assert done.returncode == 5, done.stderr
+    assert time.monotonic() - started < 15
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "127.0.0.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_services_wait_and_recover(tmp_path: Path) -> None:
+    port, pages = closed_port(), (closed_port(), closed_port())
+    with launcher(tmp_path, f"127.0.0.1:{port}", "p") as fleet:
+        services = [
+            fleet.worker("w1", "--http-port", str(pages[0])),
+            fleet.store("s1", "--http-port", str(pages[1])),
+        ]
+        for service, page in zip(services, pages, strict=True):
+            service.wait_log("service.waiting")
+            assert httpx.get(f"http://127.0.0.1:{page}/healthz").status_code == 200
+            red = httpx.get(f"http://127.0.0.1:{page}/readyz")
+            assert red.status_code == 503
+            assert "127.0.0.1" in red.text
+        with LocalCluster.start(tmp_path / "kafka", die_with_parent=True, prefer_port=port) as cluster:
+            assert cluster.bootstrap.endswith(str(port))
+            assert fleet.run("topics", "ensure").returncode == 0
+            for service, page in zip(services, pages, strict=True):
+                service.wait_log("service.ready")
+                wait_until(
+                    lambda page=page: httpx.get(f"http://127.0.0.1:{page}/readyz").status_code == 200,  # type: ignore[misc]
+                    30,
+                    f"{page} ready",
+                )
+                assert listening(service.pid) == {"0100007F"}, "listens outside 127.0.0.1"
+            assert [service.terminate() for service in services] == [0, 0]
