@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -37,8 +38,8 @@ def up(
     """Start Kafka and return when it serves; say so if it is up already.
 
     It runs in the background until `moebus broker down`, and keeps its data from one start to the next. Needs Java 17
-    or newer (or `pip install 'moebus[kafka-local]'`) and, the first time, Maven. The first node takes port 9092 if it
-    is free, else any: the command prints what to export.
+    or newer (the extra `kafka-local` brings one) and, the first time, Maven. The first node takes port 9092 if it is
+    free, else any: the command prints what to export.
 
     Examples: `moebus broker up`, `moebus broker up --nodes 3 --dir /tmp/three`
     """
@@ -64,7 +65,7 @@ def status(directory: Directory = None, as_json: JsonFlag = False) -> None:
     where = directory or default_directory()
     cluster = LocalCluster.load(where)
     if cluster is None:
-        nothing = {"running": False, "bootstrap": None, "directory": str(where), "nodes": []}
+        nothing: dict[str, object] = {"running": False, "bootstrap": None, "directory": str(where), "nodes": []}
         emit(nothing, as_json=as_json, text=f"No Kafka was ever started in {where}: `moebus broker up` starts one.")
         raise typer.Exit(NO_BROKER)
     living = [node for node in cluster.nodes if node.alive()]
@@ -127,4 +128,8 @@ def _describe(cluster: LocalCluster) -> dict[str, object]:
 
 
 def _dir_option(directory: Path | None) -> str:
-    return f" --dir {directory}" if directory else ""
+    return f" --dir {shlex.quote(str(directory))}" if directory else ""
+
+
+def _say(text: str) -> None:
+    err.print(text, markup=False, soft_wrap=True)

@@ -76,7 +76,7 @@ class LocalCluster:
             current = state.load(directory)
             if current and len(current.nodes) != nodes:
                 raise LocalKafkaError(
-                    f"{directory} holds a cluster of {len(current.nodes)} node(s), not {nodes}: choose another with "
+                    f"{directory} holds a cluster of size {len(current.nodes)}, not {nodes}: choose another with "
                     "--dir, or throw its data away with `moebus broker down --delete-data`"
                 )
             if current and all(node.alive() for node in current.nodes):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 
-from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.local.errors import LocalKafkaError, with_log
 from moebus.broker.local.state import Node
 
@@ -32,30 +31,31 @@ def wait_ready(nodes: Sequence[Node], expected: frozenset[int], cluster_id: str,
     """
     deadline = time.monotonic() + timeout
     for node in nodes:
-        _until(partial(_listens, node.port), node, nodes, deadline, "it does not listen")
-        serves = partial(_serves, node, expected, cluster_id)
-        _until(serves, node, nodes, deadline, "it does not answer as a member of its cluster")
+        _until(partial(_refuses, node.port), node, nodes, deadline)
+        _until(partial(_lacks, node, expected, cluster_id), node, nodes, deadline)
 
 
-def _until(ready: Callable[[], bool], node: Node, nodes: Sequence[Node], deadline: float, lacking: str) -> None:
-    while not ready():
+def _until(lacking: Callable[[], str | None], node: Node, nodes: Sequence[Node], deadline: float) -> None:
+    while reason := lacking():
         for other in nodes:
             if not other.alive():
                 raise NodeEnded(other)
         if time.monotonic() > deadline:
-            raise LocalKafkaError(with_log(f"Kafka node {node.id} is not ready in time: {lacking}", node.log))
+            raise LocalKafkaError(with_log(f"Kafka node {node.id} is not ready in time ({reason})", node.log))
         time.sleep(STEP)
 
 
-def _listens(port: int) -> bool:
+def _refuses(port: int) -> str | None:
+    """Why nobody can connect, None when one can."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return f"port {port}: {error}"
+    return None
 
 
-def _serves(node: Node, expected: frozenset[int], cluster_id: str) -> bool:
+def _lacks(node: Node, expected: frozenset[int], cluster_id: str) -> str | None:
+    """What is missing until this node serves, None when nothing is."""
     # Imported late: the commands and the watcher that only look at processes need no client.
     from moebus.broker.kafka import KafkaConfig
     from moebus.broker.kafka.clients import make_admin
@@ -64,8 +64,10 @@ def _serves(node: Node, expected: frozenset[int], cluster_id: str) -> bool:
         with closing(make_admin(KafkaConfig(bootstrap_servers=node.address, request_timeout=3.0), 3.0)) as admin:
             cluster = admin.describe_cluster()
             admin.list_topics()
-    except (BrokerUnavailable, RuntimeError, OSError):  # every error of kafka-python is a RuntimeError
-        return False
+    except Exception as error:  # whatever the client raises means: not yet; the last one is shown
+        return f"{type(error).__name__}: {error}"
     if cluster["cluster_id"] != cluster_id:
-        return False  # another Kafka took the port; ours ends by itself, which `_until` sees
-    return expected <= {int(broker["broker_id"]) for broker in cluster["brokers"] if not broker.get("is_fenced")}
+        # Another Kafka took the port; ours ends by itself, which `_until` sees.
+        return f"port {node.port} belongs to another Kafka"
+    missing = expected - {int(broker["broker_id"]) for broker in cluster["brokers"] if not broker.get("is_fenced")}
+    return f"it does not see node {min(missing)}" if missing else None
