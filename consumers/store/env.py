@@ -1,0 +1,92 @@
+"""One LMDB environment: opening, the map's fill, and closing under the feet of readers without a crash."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from moebus.schemas.errors import SettingsError
+
+TABLES = ("meta", "attempts", "owners", "blobs", "fences", "turns", "times", "trash")
+_FILES = ("data.mdb", "lock.mdb")
+_MAX_READERS = 512
+FULL = (lmdb.MapFullError, lmdb.DiskError)
+"""What a write raises when the map, or the disk under it, is full. The transaction is lost."""
+
+
+class EnvClosed(Exception):
+    """The environment was closed, or wiped, since the reader got hold of it."""
+
+
+class Env:
+    """An open environment. Write transactions belong to one thread; any thread may read."""
+
+    def __init__(self, path: Path, map_bytes: int, *, sync: bool = True) -> None:
+        """`map_bytes` is fixed until the next open: growing a map under a reader is a SIGBUS. `sync=False`: no fsync.
+
+        Raises:
+            SettingsError: the folder cannot be used.
+        """
+        self.path = path
+        self.map_bytes = map_bytes
+        self._changed = threading.Condition()
+        self._readers = 0
+        self._closed = False
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._env: Any = lmdb.open(
+                str(path), map_size=map_bytes, max_dbs=len(TABLES), max_readers=_MAX_READERS, sync=sync, metasync=sync
+            )
+        except (OSError, lmdb.Error) as error:
+            raise SettingsError(f"store.data_dir: {path} cannot be used: {error}") from error
+        self.tables: dict[str, Any] = {name: self._env.open_db(name.encode()) for name in TABLES}
+        self.page = int(self._env.stat()["psize"])
+
+    def begin_write(self) -> Any:
+        """A write transaction; the caller commits or aborts it."""
+        return self._env.begin(write=True)
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """A read transaction. Keep it short: while it lives, no page it can see is used again.
+
+        Raises:
+            EnvClosed: closed in the meantime.
+        """
+        with self._changed:
+            if self._closed:
+                raise EnvClosed
+            self._readers += 1
+        try:
+            with self._env.begin() as txn:
+                yield txn
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    def used_bytes(self, txn: Any) -> int:
+        """Bytes of all pages in use as `txn` sees it (free ones inside the map do not count)."""
+        stats = (txn.stat(table) for table in self.tables.values())
+        pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        return int(pages) * self.page
+
+    def close(self) -> None:
+        """Waits for the running reads, then closes; a second call does nothing."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.wait_for(lambda: self._readers == 0)
+        self._env.close()
+
+
+def wipe(path: Path) -> None:
+    """Removes the files of a closed environment, and nothing else in the folder."""
+    for name in _FILES:
+        (path / name).unlink(missing_ok=True)

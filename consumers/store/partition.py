@@ -1,0 +1,257 @@
+"""One partition of the store: its environment, the open batch, and what was read but is not committed yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moebus.consumers.store.decide import Rules
+from moebus.consumers.store.env import FULL, Env, wipe
+from moebus.consumers.store.ingest import Ingest, Outcome
+from moebus.consumers.store.tables import FORMAT, Meta, Tables
+from moebus.schemas.record import Clear, Delete, Kind
+from moebus.schemas.rollout import covers
+
+_KIND_AT = 5
+_RECORD_OVERHEAD = 16_384  # index pages that a record may touch
+RESERVE = 0.05
+"""Part of the map that is kept for deletes."""
+_FREE_SLICE = 2_000
+
+
+class StoreFull(Exception):
+    """The record does not fit; nothing of it was kept. What was applied before it in this batch stays unless `lost`."""
+
+    def __init__(self, detail: str, lost: bool) -> None:
+        super().__init__(detail)
+        self.lost = lost
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Which log the data came from."""
+
+    cluster_id: str
+    topic_id: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a commit made durable. `completed`: append times (ms) of the ENDs that made attempts whole."""
+
+    completed: list[int] = field(default_factory=list)
+    removed: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """For statistics and gauges, as of the last commit."""
+
+    next_offset: int | None
+    now_ms: int
+    whole: int
+    used_bytes: int
+    map_bytes: int
+
+
+class Partition:
+    """`apply`, `commit`, `rollback`, `tidy` and `rebuild` belong to one thread; the rest to any."""
+
+    def __init__(self, number: int, path: Path, guard: Guard, rules: Rules, map_bytes: int, sync: bool = True) -> None:
+        """Opens what is there; data of another log, or of another format, is removed and read again.
+
+        Raises:
+            SettingsError: the folder cannot be used.
+        """
+        self.number = number
+        self.path = path
+        self._rules = rules
+        self._map_bytes = map_bytes
+        self._sync = sync
+        self._txn: Any = None
+        self._ingest: Ingest | None = None
+        self._batch = Batch()
+        self._pending: tuple[Delete | Clear, ...] = ()
+        self.env = Env(path, map_bytes, sync=sync)
+        self._meta = self._load(guard)
+        self.next_offset = self._meta.next_offset
+        self._used = self._measure()
+
+    def _load(self, guard: Guard) -> Meta:
+        with self.env.reading() as txn:
+            found = Tables(self.env, txn).meta()
+        if found is not None and (found.format, found.cluster_id, found.topic_id) != (
+            FORMAT, guard.cluster_id, guard.topic_id,
+        ):  # fmt: skip
+            self._empty()
+            found = None
+        return found or Meta(guard.cluster_id, guard.topic_id)
+
+    def _empty(self) -> None:
+        self.env.close()
+        wipe(self.path)
+        self.env = Env(self.path, self._map_bytes, sync=self._sync)
+
+    def rebuild(self, guard: Guard) -> None:
+        """Throws everything away: the log is read again from its start."""
+        self.rollback()
+        self._empty()
+        self._meta = Meta(guard.cluster_id, guard.topic_id)
+        self.next_offset = None
+        self._used = 0
+
+    @property
+    def guard(self) -> Guard:
+        return Guard(self._meta.cluster_id, self._meta.topic_id)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something waits for a commit."""
+        return self._txn is not None
+
+    @property
+    def batch_bytes(self) -> int:
+        return self._batch.bytes
+
+    def figures(self) -> Figures:
+        meta = self._meta
+        return Figures(meta.next_offset, meta.now_ms, meta.whole, self._used, self._map_bytes)
+
+    def apply(self, offset: int, value: bytes | None, now_ms: int) -> Outcome:
+        """One record into the open batch. `now_ms`: its append time.
+
+        Raises:
+            StoreFull: no room; DELETE and CLEAR have a reserve of their own.
+        """
+        size = len(value or b"")
+        try:
+            ingest = self._begin()
+            if not _frees(value) and self._level(size) > 1 - RESERVE:
+                raise StoreFull(f"{self._used} of {self._map_bytes} bytes are in use", lost=False)
+            outcome = ingest.apply(value, now_ms)
+        except FULL as error:
+            self.rollback()
+            raise StoreFull(str(error), lost=True) from error
+        except StoreFull:
+            raise
+        except Exception:
+            self.rollback()
+            raise
+        if outcome.fence is not None:
+            self._pending = (*self._pending, outcome.fence)
+        if outcome.completed is not None:
+            self._batch.completed.append(now_ms)
+        self._batch.bytes += size + _RECORD_OVERHEAD
+        self.next_offset = offset + 1
+        return outcome
+
+    def skip_to(self, offset: int) -> None:
+        """Where reading starts in an empty partition, and over a gap of the log."""
+        self.next_offset = offset
+
+    def commit(self) -> Batch:
+        """Data, index and next offset become durable together.
+
+        Raises:
+            StoreFull: not even this fits; the batch is lost and is read again.
+        """
+        if self._txn is None or self._ingest is None:
+            return Batch()
+        batch, removal = self._batch, self._ingest.removal
+        batch.removed.update({str(cause): count for cause, count in removal.removed.items()})
+        whole = self._ingest.meta.whole - removal.removed.total()
+        meta = replace(self._ingest.meta, next_offset=self.next_offset, whole=whole)
+        try:
+            Tables(self.env, self._txn).put_meta(meta)
+            self._txn.commit()
+        except FULL as error:
+            self.rollback()
+            raise StoreFull(str(error), lost=True) from error
+        self._meta = meta
+        self._reset()  # after the commit: a reader that misses the fence here finds it in the tables
+        self._used = self._measure()
+        return batch
+
+    def rollback(self) -> None:
+        """Drops the open batch; reading goes on from the last commit."""
+        if self._txn is not None:
+            self._txn.abort()
+        self._reset()
+        self.next_offset = self._meta.next_offset
+
+    def tidy(self, now_ms: int) -> bool:
+        """Takes away what time has ended and frees a slice of what was removed; True when there may be more."""
+        with self.env.reading() as txn:
+            if not self._due(Tables(self.env, txn), now_ms):
+                return False
+        ingest = self._begin()
+        ingest.removal.sweep(now_ms)
+        return ingest.removal.free(_FREE_SLICE) >= _FREE_SLICE
+
+    def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes]) -> int:
+        """What a DELETE or CLEAR further on in the log will remove anyway, now, to make room."""
+        return self._begin().removal.take_away(record, now_ms, spare)
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Tables, tuple[Delete | Clear, ...]]]:
+        """The tables as of the last commit, and the deletes read since. Keep it short.
+
+        Raises:
+            EnvClosed: rebuilt or stopped in the meantime.
+        """
+        pending = self._pending  # first: see `commit`
+        env = self.env
+        with env.reading() as txn:
+            yield Tables(env, txn), pending
+
+    def close(self) -> None:
+        """Drops the open batch and closes; a second call does nothing."""
+        self.rollback()
+        self.env.close()
+
+    def _begin(self) -> Ingest:
+        if self._ingest is None:
+            self._txn = self.env.begin_write()
+            self._ingest = Ingest(Tables(self.env, self._txn), self._meta, self._rules)
+        return self._ingest
+
+    def _reset(self) -> None:
+        self._txn = None
+        self._ingest = None
+        self._batch = Batch()
+        self._pending = ()
+
+    def _due(self, tables: Tables, now_ms: int) -> bool:
+        rules = self._rules
+        limits = {
+            b"o": rules.open_ttl_ms, b"w": rules.keep_ttl_ms, b"m": rules.fence_ttl_ms, b"f": rules.fence_ttl_ms,
+            b"t": rules.fence_ttl_ms,
+        }  # fmt: skip
+        return bool(tables.trash()) or any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
+
+    def _level(self, size: int) -> float:
+        return (self._used + self._batch.bytes + size + _RECORD_OVERHEAD) / self._map_bytes
+
+    def _measure(self) -> int:
+        with self.env.reading() as txn:
+            return self.env.used_bytes(txn)
+
+
+def _frees(value: bytes | None) -> bool:
+    return value is None or len(value) <= _KIND_AT or value[_KIND_AT] in (Kind.DELETE, Kind.CLEAR)
+
+
+def hides(record: Delete | Clear, run: str, rollout_id: str, epoch: int) -> bool:
+    """Whether a DELETE or CLEAR removes this id and epoch."""
+    if record.run != run:
+        return False
+    if isinstance(record, Clear):
+        return epoch <= record.through_epoch
+    return epoch <= record.epoch and covers(record.prefix, rollout_id)
+
+

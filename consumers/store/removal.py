@@ -1,0 +1,123 @@
+"""Everything that takes attempts away: deletes, clears, later turns, age, and the blobs that follow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Literal
+
+from moebus.consumers.store import keys
+from moebus.consumers.store.decide import Rules
+from moebus.consumers.store.state import AttemptState
+from moebus.consumers.store.tables import Fence, Tables, Turn
+from moebus.schemas.record import Clear, Delete
+from moebus.schemas.rollout import RolloutId, same_segment, structured
+
+Cause = Literal["delete", "clear", "last_turn", "age", "lost"]
+_SLICE = 1000
+
+
+class Removal:
+    """Works in one write transaction. `removed`: whole attempts taken away, by cause."""
+
+    def __init__(self, tables: Tables, rules: Rules) -> None:
+        self._tables = tables
+        self._rules = rules
+        self.removed: Counter[Cause] = Counter()
+
+    def fence(self, record: Delete | Clear, now_ms: int) -> None:
+        """Applies a DELETE or CLEAR and remembers it for what comes late."""
+        prefix = record.prefix if isinstance(record, Delete) else ""
+        epoch = record.epoch if isinstance(record, Delete) else record.through_epoch
+        old = self._tables.fence(record.run, prefix)
+        fence = Fence(record.run, prefix, max(epoch, old.epoch if old else 0), now_ms)
+        self._tables.put_fence(fence, old)
+        self.take_away(record, now_ms)
+
+    def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes] = frozenset()) -> int:
+        """Removes what a DELETE or CLEAR covers, but the attempts in `spare`; returns how many went."""
+        cause: Cause
+        ranges: tuple[bytes, ...]
+        if isinstance(record, Delete):
+            cause, ranges = "delete", keys.prefix_ranges(record.run, record.prefix)
+            fence = Fence(record.run, record.prefix, record.epoch, now_ms)
+        else:
+            cause, ranges = "clear", (keys.run_range(record.run),)
+            fence = Fence(record.run, "", record.through_epoch, now_ms)
+        done = 0
+        for start in ranges:
+            for state in self._all(start):
+                if state.state == "gone" or state.header.epoch > fence.epoch or state.header.attempt in spare:
+                    continue
+                self.remove(state, cause, str(fence), now_ms)
+                done += 1
+        return done
+
+    def remove(self, state: AttemptState, cause: Cause, reason: str, now_ms: int) -> None:
+        """Leaves a mark in place of an attempt."""
+        if state.state == "whole":
+            self.removed[cause] += 1
+        mark = state.ended("lost" if cause == "lost" else "gone", reason, now_ms)
+        self._tables.put_attempt(mark, state)
+        self.release(state)
+
+    def release(self, state: AttemptState) -> None:
+        """Ends its hold on blobs: its own and those of its base."""
+        for part in state.parts:
+            if part.owner != state.owner:
+                self._tables.add_refs(part.owner, -1)
+        if state.owner:
+            self._tables.add_refs(state.owner, -1)
+
+    def turn_over(self, state: AttemptState, now_ms: int) -> None:
+        """A complete turn removes the lower ones of its segment (`keep=last_turn`)."""
+        rollout_id = structured(state.key.rollout_id)
+        if rollout_id is None or state.end is None or state.end.status != "complete":
+            return
+        run, choice, epoch = state.header.run, state.header.choice, state.header.epoch
+        old = self._tables.turn(run, rollout_id, choice)
+        if old is None or (epoch, rollout_id.turn) >= (old.epoch, old.turn):
+            self._tables.put_turn(run, rollout_id, choice, Turn(rollout_id.turn, epoch, now_ms), old)
+        start = keys.run_range(run) + f"{rollout_id.data}:{rollout_id.gen}:".encode()
+        for lower in self._all(start):
+            other = structured(lower.key.rollout_id)
+            if lower.state != "gone" and lower.header.choice == choice and lower.header.epoch <= epoch:
+                self._supersede(lower, other, rollout_id, now_ms)
+
+    def _supersede(self, lower: AttemptState, other: RolloutId | None, turn: RolloutId, now_ms: int) -> None:
+        if other is not None and same_segment(other, turn) and other.turn < turn.turn:
+            self.remove(lower, "last_turn", superseded(turn.turn), now_ms)
+
+    def sweep(self, now_ms: int) -> None:
+        """What time takes away: open attempts, whole ones, marks, fences, turns; up to 1,000 of each a call."""
+        tables, rules = self._tables, self._rules
+        for _, key in tables.due(b"o", now_ms - rules.open_ttl_ms, _SLICE):
+            self.remove(tables.attempt_of(key), "lost", f"not whole {rules.open_ttl_ms // 1000} s after", now_ms)
+        for _, key in tables.due(b"w", now_ms - rules.keep_ttl_ms, _SLICE):
+            self.remove(tables.attempt_of(key), "age", f"kept for {rules.keep_ttl_ms // 1000} s", now_ms)
+        for _, key in tables.due(b"m", now_ms - rules.fence_ttl_ms, _SLICE):
+            tables.drop_attempt(tables.attempt_of(key))
+        tables.forget(b"f", now_ms - rules.fence_ttl_ms, _SLICE)
+        tables.forget(b"t", now_ms - rules.fence_ttl_ms, _SLICE)
+
+    def free(self, limit: int) -> int:
+        """Frees up to `limit` blobs of what was removed; returns how many."""
+        left = limit
+        for owner in self._tables.trash():
+            left -= self._tables.free(owner, left)
+            if left <= 0:
+                break
+        return limit - left
+
+    def _all(self, start: bytes) -> Iterator[AttemptState]:
+        """In slices, because the loop's body writes to the table that is read."""
+        after = b""
+        while found := list(islice(self._tables.attempts(start, after), _SLICE)):
+            yield from found
+            after = keys.attempt_key(found[-1].key, found[-1].header.attempt)
+
+
+def superseded(turn: int) -> str:
+    """Why a lower turn is not there."""
+    return f"superseded by turn {turn}"

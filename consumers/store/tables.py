@@ -1,0 +1,236 @@
+"""The tables of one partition as seen through one transaction, reading or writing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from moebus.consumers.store import keys
+from moebus.consumers.store.env import Env
+from moebus.consumers.store.state import (
+    AttemptState,
+    Owner,
+    State,
+    dump_attempt,
+    dump_owner,
+    load_attempt,
+    load_owner,
+)
+from moebus.schemas.rollout import RolloutId, RolloutKey, ancestors
+
+FORMAT = 1
+TimeKind = Literal[b"o", b"w", b"m", b"f", b"t"]
+"""open attempts, whole ones, marks of those that ended otherwise, fences, turns."""
+_KIND_OF: dict[State, TimeKind] = {"open": b"o", "whole": b"w", "spoilt": b"m", "lost": b"m", "gone": b"m"}
+_META = b"meta"
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What belongs to the partition as a whole. `next_offset` None: nothing was read yet. `now_ms`: the latest append
+    time read. `owners`: numbers given to blobs so far."""
+
+    cluster_id: str
+    topic_id: str
+    next_offset: int | None = None
+    now_ms: int = 0
+    owners: int = 0
+    whole: int = 0
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A DELETE (`prefix` not empty) or CLEAR: epochs <= `epoch` are removed and refused. `at_ms`: its append time."""
+
+    run: str
+    prefix: str
+    epoch: int
+    at_ms: int
+
+    def __str__(self) -> str:
+        if not self.prefix:
+            return f"cleared through epoch {self.epoch}"
+        return f"deleted by prefix {self.prefix!r} up to epoch {self.epoch}; raise the epoch to use the id again"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The highest complete turn of a segment."""
+
+    turn: int
+    epoch: int
+    at_ms: int
+
+
+class Tables:
+    """Reads and writes through `txn`; lives no longer than it."""
+
+    def __init__(self, env: Env, txn: Any) -> None:
+        self._db = env.tables
+        self._txn = txn
+        self._env = env
+
+    # attempts
+
+    def attempt(self, key: RolloutKey, attempt: bytes) -> AttemptState | None:
+        data = self._get("attempts", keys.attempt_key(key, attempt))
+        return load_attempt(key, attempt, data) if data is not None else None
+
+    def put_attempt(self, state: AttemptState, old: AttemptState | None) -> None:
+        """`old`: the state that it replaces."""
+        key = keys.attempt_key(state.key, state.header.attempt)
+        if old is not None:
+            self._delete("times", keys.time_key(_KIND_OF[old.state], old.at_ms, key))
+        self._put("attempts", key, dump_attempt(state))
+        self._put("times", keys.time_key(_KIND_OF[state.state], state.at_ms, key), b"")
+
+    def drop_attempt(self, state: AttemptState) -> None:
+        """Forgets it altogether, mark included."""
+        key = keys.attempt_key(state.key, state.header.attempt)
+        self._delete("times", keys.time_key(_KIND_OF[state.state], state.at_ms, key))
+        self._delete("attempts", key)
+
+    def attempts(self, start: bytes, after: bytes = b"") -> Iterator[AttemptState]:
+        """All whose key starts with `start`, in order of the keys; with `after`, those behind that key."""
+        for key, value in self._scan("attempts", start, after):
+            yield load_attempt(*keys.split_attempt_key(key), value)
+
+    # owners and blobs
+
+    def owner(self, number: int) -> Owner | None:
+        data = self._get("owners", keys.owner_key(number))
+        return load_owner(number, data) if data is not None else None
+
+    def put_owner(self, owner: Owner) -> None:
+        self._put("owners", keys.owner_key(owner.number), dump_owner(owner))
+
+    def add_refs(self, number: int, change: int) -> None:
+        """At 0 the owner goes, and its blobs go to the trash."""
+        owner = self.owner(number)
+        if owner is None:
+            raise LookupError(f"owner {number} of {self._env.path} is missing: remove the folder, it is rebuilt")
+        if owner.refs + change > 0:
+            self.put_owner(replace(owner, refs=owner.refs + change))
+            return
+        self._delete("owners", keys.owner_key(number))
+        if owner.chunks:
+            self._put("trash", keys.owner_key(number), b"")
+
+    def blob(self, owner: int, index: int) -> bytes | None:
+        return self._get("blobs", keys.blob_key(owner, index))
+
+    def put_blob(self, owner: int, index: int, data: bytes) -> None:
+        self._put("blobs", keys.blob_key(owner, index), data)
+
+    def trash(self) -> list[bytes]:
+        """Owners (first bytes of their blobs' keys) whose blobs are still to be freed; the first 1,000."""
+        return [key for key, _ in zip(self._keys("trash"), range(1000), strict=False)]
+
+    def free(self, owner: bytes, limit: int) -> int:
+        """Frees up to `limit` blobs of a trashed owner; returns how many."""
+        done = 0
+        with self._txn.cursor(self._db["blobs"]) as cursor:
+            found = cursor.set_range(owner)
+            while found and done < limit and cursor.key().startswith(owner):
+                found = cursor.delete()  # moves on
+                done += 1
+        if done < limit:
+            self._delete("trash", owner)
+        return done
+
+    # fences and turns
+
+    def fence(self, run: str, prefix: str) -> Fence | None:
+        """That of a DELETE; with an empty prefix, of a CLEAR."""
+        data = self._get("fences", keys.fence_key(run, prefix))
+        return Fence(run, prefix, *json.loads(data)) if data is not None else None
+
+    def put_fence(self, fence: Fence, old: Fence | None) -> None:
+        key = keys.fence_key(fence.run, fence.prefix)
+        if old is not None:
+            self._delete("times", keys.time_key(b"f", old.at_ms, key))
+        self._put("fences", key, json.dumps([fence.epoch, fence.at_ms]).encode())
+        if fence.prefix:  # a CLEAR stays
+            self._put("times", keys.time_key(b"f", fence.at_ms, key), b"")
+
+    def fence_over(self, run: str, rollout_id: str) -> Fence | None:
+        """The fence of the highest epoch that covers an id."""
+        found = [self.fence(run, prefix) for prefix in ("", *ancestors(rollout_id))]
+        return max((fence for fence in found if fence is not None), key=lambda fence: fence.epoch, default=None)
+
+    def turn(self, run: str, rollout_id: RolloutId, choice: int) -> Turn | None:
+        data = self._get("turns", keys.turn_key(run, rollout_id, choice))
+        return Turn(*json.loads(data)) if data is not None else None
+
+    def put_turn(self, run: str, rollout_id: RolloutId, choice: int, turn: Turn, old: Turn | None) -> None:
+        key = keys.turn_key(run, rollout_id, choice)
+        if old is not None:
+            self._delete("times", keys.time_key(b"t", old.at_ms, key))
+        self._put("turns", key, json.dumps([turn.turn, turn.epoch, turn.at_ms]).encode())
+        self._put("times", keys.time_key(b"t", turn.at_ms, key), b"")
+
+    # time
+
+    def due(self, kind: TimeKind, before_ms: int, limit: int) -> list[tuple[int, bytes]]:
+        """(time, key) of what is older than `before_ms`, oldest first."""
+        found: list[tuple[int, bytes]] = []
+        for raw in self._keys("times", kind):
+            at_ms, key = keys.split_time_key(raw)
+            if at_ms >= before_ms or len(found) >= limit:
+                break
+            found.append((at_ms, key))
+        return found
+
+    def attempt_of(self, key: bytes) -> AttemptState:
+        """Of a key that `due` gave."""
+        data = self._get("attempts", key)
+        assert data is not None
+        return load_attempt(*keys.split_attempt_key(key), data)
+
+    def forget(self, kind: TimeKind, before_ms: int, limit: int) -> None:
+        """Drops fences or turns older than `before_ms`."""
+        table = {b"f": "fences", b"t": "turns"}[kind]
+        for at_ms, key in self.due(kind, before_ms, limit):
+            self._delete("times", keys.time_key(kind, at_ms, key))
+            self._delete(table, key)
+
+    # meta
+
+    def meta(self) -> Meta | None:
+        data = self._get("meta", _META)
+        return Meta(**json.loads(data)) if data is not None else None
+
+    def put_meta(self, meta: Meta) -> None:
+        self._put("meta", _META, json.dumps(asdict(meta)).encode())
+
+    def used_bytes(self) -> int:
+        return self._env.used_bytes(self._txn)
+
+    def _get(self, table: str, key: bytes) -> bytes | None:
+        found: bytes | None = self._txn.get(key, db=self._db[table])
+        return found
+
+    def _put(self, table: str, key: bytes, value: bytes) -> None:
+        self._txn.put(key, value, db=self._db[table])
+
+    def _delete(self, table: str, key: bytes) -> None:
+        self._txn.delete(key, db=self._db[table])
+
+    def _scan(self, table: str, start: bytes, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        with self._txn.cursor(self._db[table]) as cursor:
+            found = cursor.set_range(max(start, after))
+            if found and after and cursor.key() == after:
+                found = cursor.next()
+            while found and cursor.key().startswith(start):
+                yield cursor.item()
+                found = cursor.next()
+
+    def _keys(self, table: str, start: bytes = b"") -> Iterator[bytes]:
+        with self._txn.cursor(self._db[table]) as cursor:
+            found = cursor.set_range(start) if start else cursor.first()
+            while found and cursor.key().startswith(start):
+                yield cursor.key()
+                found = cursor.next()

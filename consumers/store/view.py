@@ -1,0 +1,148 @@
+"""Reading a partition: finding attempts, planning their rows, fetching them chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from moebus.consumers.store import keys
+from moebus.consumers.store.env import EnvClosed
+from moebus.consumers.store.partition import Partition, hides
+from moebus.consumers.store.state import AttemptState
+from moebus.consumers.store.tables import Tables
+from moebus.schemas.dtypes import RouteArray
+from moebus.schemas.errors import BadRecord
+from moebus.schemas.record import Chunk, Clear, Delete, Versions, decode, merge_versions, unpack
+from moebus.schemas.rollout import RolloutKey
+from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a partition holds under one identity. `fence`: what deletes it, None where nothing does. `applied`: next
+    offset of the partition."""
+
+    attempts: tuple[AttemptState, ...]
+    fence: str | None
+    applied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [first, last) of one stored chunk (0 is the chunk's first row). `attempt`: whose chunk it must be."""
+
+    owner: int
+    index: int
+    attempt: bytes
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to read rows [start, stop) of a whole attempt."""
+
+    pieces: tuple[Piece, ...]
+    versions: Versions
+
+
+class View:
+    """Any thread may use it."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def find(self, key: RolloutKey) -> Finding:
+        """Every attempt of a rollout; those that a delete read a moment ago removes are shown as gone."""
+        with self._partition.reading() as (tables, pending):
+            found = tuple(_seen(state, pending) for state in tables.attempts(keys.choice_range(key)))
+            fence = tables.fence_over(key.run, key.rollout_id)
+            meta = tables.meta()
+        covering = [record for record in pending if hides(record, key.run, key.rollout_id, 0)]
+        text = str(fence) if fence is not None else _reason(covering[0]) if covering else None
+        return Finding(found, text, meta.next_offset or 0 if meta else 0)
+
+    def page(self, run: str, prefix: str | None, after: bytes, limit: int) -> list[AttemptState]:
+        """The whole attempts below a prefix (of the whole run where it is None), in order of their keys."""
+        ranges = (keys.run_range(run),) if prefix is None else keys.prefix_ranges(run, prefix)
+        with self._partition.reading() as (tables, pending):
+            shown: list[AttemptState] = []
+            for start in ranges:
+                if not after or after < start or after.startswith(start):
+                    found = tables.attempts(start, after if after.startswith(start) else b"")
+                    whole = (state for state in found if _seen(state, pending).state == "whole")
+                    shown += islice(whole, limit - len(shown))
+        return shown
+
+    def plan(self, state: AttemptState, start: int, stop: int) -> Plan:
+        """Raises RouteDeleted where its blobs went in the meantime."""
+        pieces: list[Piece] = []
+        versions: list[Versions] = []
+        with self._partition.reading() as (tables, _):
+            for part in state.parts:
+                low, high = max(part.start, start), min(part.stop, stop)
+                if low < high:
+                    _plan_part(tables, part.owner, low, high, pieces, versions)
+        return Plan(tuple(pieces), merge_versions(versions))
+
+    def fetch(self, piece: Piece, layers: Sequence[int] | None) -> RouteArray:
+        """Rows [piece.last - piece.first, layers, top_k], C order; a copy. `layers`: positions, None for all.
+
+        Raises:
+            RouteDeleted: removed in the meantime.  RouteCorrupt: what lies on the disk is not what was written.
+        """
+        try:
+            with self._partition.reading() as (tables, _):
+                data = tables.blob(piece.owner, piece.index)
+        except EnvClosed:
+            data = None
+        if data is None:
+            raise RouteDeleted("removed while it was read")
+        try:
+            chunk = decode(data)
+            if not isinstance(chunk, Chunk) or chunk.header.attempt != piece.attempt:
+                raise RouteDeleted("removed while it was read")
+            rows = unpack(chunk)[piece.first : piece.last]
+        except BadRecord as error:
+            raise RouteCorrupt(f"stored chunk {piece.index}: {error}") from error
+        return np.ascontiguousarray(rows if layers is None else rows[:, layers, :])
+
+
+def _plan_part(
+    tables: Tables, number: int, low: int, high: int, pieces: list[Piece], versions: list[Versions]
+) -> None:
+    owner = tables.owner(number)
+    if owner is None:
+        raise RouteDeleted("removed while it was read")
+    for chunk in owner.chunks:
+        first, last = max(chunk.start, low), min(chunk.start + chunk.rows, high)
+        if first < last:
+            pieces.append(Piece(number, chunk.index, owner.attempt, first - chunk.start, last - chunk.start))
+            versions.append(_clip(chunk.versions, first, last))
+
+
+def _clip(versions: Versions, first: int, last: int) -> Versions:
+    before = [(first, version) for row, version in versions if row <= first]
+    return (*before[-1:], *((row, version) for row, version in versions if first < row < last))
+
+
+def _seen(state: AttemptState, pending: tuple[Delete | Clear, ...]) -> AttemptState:
+    for record in pending:
+        if state.state != "gone" and hides(record, state.key.run, state.key.rollout_id, state.header.epoch):
+            return replace(state, state="gone", reason=_reason(record))
+    return state
+
+
+def _reason(record: Delete | Clear) -> str:
+    if isinstance(record, Clear):
+        return f"cleared through epoch {record.through_epoch}"
+    return f"deleted by prefix {record.prefix!r} up to epoch {record.epoch}; raise the epoch to use the id again"
+
+
+def rows_of(view: View, plan: Plan, layers: Sequence[int] | None = None) -> Iterator[RouteArray]:
+    """The rows of a plan, one array a chunk."""
+    for piece in plan.pieces:
+        yield view.fetch(piece, layers)
