@@ -17,7 +17,7 @@ from moebus.producers.control.answers import Answers
 from moebus.producers.control.broker_time import BrokerTime
 from moebus.producers.control.commands import Commands, TargetLike, default_timeout
 from moebus.producers.control.errors import fleet_error
-from moebus.producers.control.fleet import MemberView, workers_of
+from moebus.producers.control.fleet import MemberView
 from moebus.producers.control.follower import Follower
 from moebus.producers.control.history import HistoryEntry, history
 from moebus.producers.control.issuer import RECEIPT_SECONDS, Issuer, default_name
@@ -194,8 +194,8 @@ class ControlClient(Commands):
         """The last `limit` commands, oldest first. Raises as `operation`; InvalidInput: `limit` below 1."""
         return history(self._broker, self._topics, limit, clock=self._clock, timeout=SCAN_SECONDS)
 
-    def members(self) -> dict[str, MemberView]:
-        """Everybody in the members topic by id, with `live` as of now by the broker's time.
+    def members(self) -> list[MemberView]:
+        """Everybody in the members topic in order of id, stores too, with `live` as of now by the broker's time.
 
         Raises:
             BrokerUnavailable, TopicMissing.
@@ -206,9 +206,9 @@ class ControlClient(Commands):
             raise BrokerUnavailable(f"{self._topics.members} could not be read within {self._connect_timeout:g} s")
         return self._follower.members(self._time.now_ms())
 
-    def workers(self) -> dict[str, MemberView]:
-        """The control workers, by id. Raises as `members`."""
-        return workers_of(self.members())
+    def workers(self) -> list[MemberView]:
+        """The control workers. Raises as `members`."""
+        return [view for view in self.members() if view.state.kind == "worker"]
 
     def _recall(self, answers: Answers) -> None:
         """An id that the caller chose may have been used before: then its first record and its answers count."""

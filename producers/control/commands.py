@@ -54,7 +54,7 @@ class Commands(ABC):
         """Appends a command, waits for it and returns its outcome."""
 
     def pause(self, mode: PauseMode = "abort", **options: Unpack[CallOptions]) -> Outcome:
-        """Closes admission and drains: requests end with what they have (`abort`), finish (`wait`) or freeze (`keep`)."""
+        """Closes admission and drains: requests end with what they have (`abort`), finish (`wait`), freeze (`keep`)."""
         return self.call(Method.PAUSE, {"mode": mode}, **options)
 
     def resume(self, **options: Unpack[CallOptions]) -> Outcome:

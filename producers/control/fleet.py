@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,10 @@ class MemberView:
     last_append_ms: int
     live: bool
     ops: MemberOps | None = None
+
+    @property
+    def member_id(self) -> str:
+        return self.state.member_id
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON object: the member's own fields, with `live`, `last_append_ms` and its last operations."""
@@ -70,14 +73,9 @@ class Fleet:
             )
         )
 
-    def views(self, now_ms: int) -> dict[str, MemberView]:
-        """Every member that has not left, by id, as of broker time `now_ms`."""
-        return {
-            member_id: MemberView(state, last_ms, state.live(last_ms, now_ms), self._ops.get(member_id))
+    def views(self, now_ms: int) -> list[MemberView]:
+        """Every member that has not left, in order of id, as of broker time `now_ms`."""
+        return [
+            MemberView(state, last_ms, state.live(last_ms, now_ms), self._ops.get(member_id))
             for member_id, (state, last_ms) in sorted(self._members.items())
-        }
-
-
-def workers_of(views: Mapping[str, MemberView]) -> dict[str, MemberView]:
-    """Only the control workers."""
-    return {member_id: view for member_id, view in views.items() if view.state.kind == "worker"}
+        ]

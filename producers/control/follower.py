@@ -21,7 +21,7 @@ from moebus.schemas.responses import decode_response
 from moebus.schemas.target import Target
 
 _log = get_logger(__name__)
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 _SLICE_SECONDS = 0.2
 
 
@@ -122,7 +122,7 @@ class Follower:
         with self.changed:
             return self._fleet.expected(target, offset, appended_ms)
 
-    def members(self, now_ms: int) -> dict[str, MemberView]:
+    def members(self, now_ms: int) -> list[MemberView]:
         """See `Fleet.views`."""
         with self.changed:
             return self._fleet.views(now_ms)
