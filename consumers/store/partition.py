@@ -253,5 +253,3 @@ def hides(record: Delete | Clear, run: str, rollout_id: str, epoch: int) -> bool
     if isinstance(record, Clear):
         return epoch <= record.through_epoch
     return epoch <= record.epoch and covers(record.prefix, rollout_id)
-
-

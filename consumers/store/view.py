@@ -111,9 +111,7 @@ class View:
         return np.ascontiguousarray(rows if layers is None else rows[:, layers, :])
 
 
-def _plan_part(
-    tables: Tables, number: int, low: int, high: int, pieces: list[Piece], versions: list[Versions]
-) -> None:
+def _plan_part(tables: Tables, number: int, low: int, high: int, pieces: list[Piece], versions: list[Versions]) -> None:
     owner = tables.owner(number)
     if owner is None:
         raise RouteDeleted("removed while it was read")

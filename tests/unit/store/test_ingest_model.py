@@ -15,7 +15,7 @@ from moebus.consumers.store.partition import Guard, Partition
 from moebus.consumers.store.view import View, rows_of
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.record import Base, Clear, Delete, encode
-from moebus.schemas.rollout import RolloutKey, covers
+from moebus.schemas.rollout import covers
 from tests.support.routes import Attempt, attempt_id, make_attempt
 
 GUARD = Guard("cluster", "topic")
@@ -168,14 +168,12 @@ def assert_no_leak(partition: Partition) -> None:
         partition.commit()
     partition.commit()
     with partition.reading() as (tables, _):
-        states = [state for state in tables.attempts(b"")]
+        states = list(tables.attempts(b""))
         refs: dict[int, int] = {}
         for state in states:
             for number in {part.owner for part in state.parts} | ({state.owner} if state.owner else set()):
                 refs[number] = refs.get(number, 0) + 1
-        blobs = [key for key in tables._keys("blobs")]
+        blobs = list(tables._keys("blobs"))
         owners = [tables.owner(int.from_bytes(key, "big")) for key in tables._keys("owners")]
     assert {owner.number: owner.refs for owner in owners if owner is not None} == refs
     assert len(blobs) == sum(len(owner.chunks) for owner in owners if owner is not None)
-
-
