@@ -47,7 +47,7 @@ class RoutingPublisher:
         topics: Topics,
         *,
         run: str,
-        card: ModelCard,
+        card: ModelCard | None,
         epoch: int = 0,
         options: PublisherSettings | None = None,
         metrics: Metrics | None = None,
@@ -55,7 +55,8 @@ class RoutingPublisher:
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         owns_broker: bool = False,
     ) -> None:
-        """`owns_broker`: `close` closes the broker too. `random_bytes(n)`: for attempt ids."""
+        """`card`: the model's; None for one that only deletes and clears. `owns_broker`: `close` closes the broker too.
+        `random_bytes(n)`: for attempt ids."""
         self.run = check_run(run)
         self.epoch = check_epoch(epoch)
         self.card = card
@@ -78,7 +79,7 @@ class RoutingPublisher:
     def from_settings(
         cls,
         *,
-        card: ModelCard,
+        card: ModelCard | None,
         run: str | None = None,
         epoch: int = 0,
         settings: Settings | None = None,
@@ -138,6 +139,8 @@ class RoutingPublisher:
         Raises:
             InvalidInput (a ValueError): naming the argument.  PublisherClosed: after `close`.
         """
+        if self.card is None:
+            raise InvalidInput("card", "this publisher was made without a model card; it only deletes and clears")
         submission = plan(
             routes, rollout_id, run=self.run, card=self.card, epoch=self.epoch, attempt=self._attempt(attempt),
             now_ms=self._clock.now_ms(), choice=choice, group=group, start=start, base=base, token_ids=token_ids,
@@ -156,7 +159,7 @@ class RoutingPublisher:
             self._counters.ended("suspended")
             future.set_exception(PublisherSuspended(f"{submission.name}: the publisher is suspended; nothing was sent"))
         elif self._room_for(submission):
-            self._send(submission, traceparent, future)
+            self._send(submission, self.card, traceparent, future)
         else:
             self._counters.ended("dropped")
             self._pipeline.note_failure()
@@ -228,7 +231,7 @@ class RoutingPublisher:
         self._counters.buffer(self._budget.used)
         return taken
 
-    def _send(self, submission: Submission, traceparent: str | None, future: Future[Stored]) -> None:
+    def _send(self, submission: Submission, card: ModelCard, traceparent: str | None, future: Future[Stored]) -> None:
         started = self._clock.monotonic()
 
         def finish(error: Exception | None) -> None:
@@ -239,7 +242,7 @@ class RoutingPublisher:
                 self._metrics.observe("moebus_routes_publish_duration_seconds", self._clock.monotonic() - started)
 
         acknowledged = self._counters.acknowledged
-        job = rollout_job(submission, self.card, self._wire, traceparent, future, finish, acknowledged)
+        job = rollout_job(submission, card, self._wire, traceparent, future, finish, acknowledged)
         try:
             self._pipeline.put(job)
         except PublisherClosed as exc:  # closed while this call waited for room

@@ -377,3 +377,10 @@ def test_a_base_whose_tokens_differ_is_refused_or_only_its_prompt_used(broker: M
         assert publisher.stats().base_refused == 1
     starts = {r.header.rollout_id: r.start for r in decoded(broker) if isinstance(r, Chunk)}
     assert starts == {"a:0:0:0": 0, "a:1:0:0": 5, "a:2:0:0": 0}
+
+
+def test_without_a_card_it_only_deletes(broker: MemoryBroker) -> None:
+    with RoutingPublisher(broker, TOPICS, run="run", card=None) as publisher:
+        publisher.delete("a").result(WAIT)
+        with pytest.raises(InvalidInput, match="card"):
+            publisher.submit(make_routes(1), "a")
