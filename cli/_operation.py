@@ -122,8 +122,8 @@ def issue(ctx: typer.Context, method: Method, args: Mapping[str, Any] | None, co
         raise typer.Exit(outcome.exit_code)
 
 
-def print_outcome(outcome: Outcome) -> None:
-    """One row a worker, the missing ones too, and a line for the whole."""
+def print_outcome(outcome: Outcome, so_far: bool = False) -> None:
+    """One row a worker, the missing ones too, and a line for the whole. `so_far`: answers may still come."""
     table = Table("worker", "answer", "state", "memory", "version", "message")
     for worker, response in outcome.responses.items():
         table.add_row(worker, _code(response.code), *_state(response), _message(response))
@@ -134,7 +134,8 @@ def print_outcome(outcome: Outcome) -> None:
     if table.row_count:
         out.print(table)
     decision = f", {outcome.decision}" if outcome.decision is not None else ""
-    out.print(f"{outcome.status}{decision}: {outcome.request_id}", markup=False, soft_wrap=True)
+    status = f"{outcome.status} so far" if so_far and not outcome.complete else outcome.status
+    out.print(f"{status}{decision}: {outcome.request_id}", markup=False, soft_wrap=True)
 
 
 class _Answers:

@@ -146,7 +146,7 @@ def print_trace(trace: Trace) -> None:
         table.add_row(time_text(event.time_ms), event.actor, _what(event), event.where, event.detail)
     out.print(table)
     if trace.outcome is not None:
-        print_outcome(trace.outcome)
+        print_outcome(trace.outcome, so_far=True)
 
 
 @app.command("history")

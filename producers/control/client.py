@@ -152,6 +152,8 @@ class ControlClient(Commands):
             InvalidInput: an argument or the size, by name; nothing was sent.
             BrokerUnavailable: not acknowledged within 15 s; the text says whether it may be in the log.
         """
+        if str(method) in (Method.HELLO, Method.DECIDE):
+            raise InvalidInput("method", f"{method} is not a command: workers announce themselves, waiting decides")
         if min_ok is not None and min_ok < 1:
             raise InvalidInput("min_ok", f"at least 1 is needed, not {min_ok}")
         request = make_request(

@@ -7,9 +7,10 @@ import os
 import socket
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import TimeoutError as NotSettled
 
 from moebus.broker.errors import AppendUnknown, BrokerUnavailable
-from moebus.broker.ports import LogWriter, OutRecord, Position
+from moebus.broker.ports import LogWriter, OutRecord, Position, Receipt
 from moebus.broker.topics import Topics
 from moebus.observability.log import get_logger
 from moebus.producers.control.broker_time import BrokerTime
@@ -59,20 +60,30 @@ class Issuer:
         """Appends the list of workers that should answer; does not wait."""
         response = expected_response(request.request_id, request.digest, offset, workers)
         value, headers = encode_response(response, producer_id=self.name)
-        self._writer.append(OutRecord(self._topics.control_responses, value, _key(request.request_id), headers))
+        receipt = self._writer.append(
+            OutRecord(self._topics.control_responses, value, _key(request.request_id), headers)
+        )
+        receipt.add_done_callback(lambda settled: _warn(settled, request.request_id))
 
-    def decide(self, request_id: str, verdict: Verdict, reason: str) -> None:
-        """Appends a decision. What counts is the first one in the log; failing to reach it is logged, not raised: the
-        targets void an update on their own."""
+    def decide(self, request_id: str, verdict: Verdict, reason: str, patience: float = RECEIPT_SECONDS) -> bool:
+        """Appends a decision; False where it was not acknowledged in `patience` seconds.
+
+        That is logged and not raised: what counts is the first decision in the log, and without one the targets void an
+        update on their own.
+        """
         args = {"request_id": request_id, "decision": verdict}
         request = make_request(f"control-{uuid.uuid4()}", Method.DECIDE, args, issuer=self.name)
         log = _log.bind(request_id=request_id)
         try:
-            self.command(request, *encode_request(request))
-        except MoebusError as exc:
-            log.warning("control.decide_unknown", f"{verdict} may not have reached the log: {exc}", reason=reason)
-        else:
-            log.info("control.decided", f"{verdict}: {reason}")
+            value, headers = encode_request(request)
+            record = OutRecord(self._topics.control_requests, value, _key(request.request_id), headers)
+            self._append(record, patience)
+        except (MoebusError, TimeoutError, NotSettled) as exc:
+            text = str(exc) or f"no acknowledgement within {patience:g} s"
+            log.warning("control.decide_unknown", f"{verdict} may not have reached the log: {text}", reason=reason)
+            return False
+        log.info("control.decided", f"{verdict}: {reason}")
+        return True
 
     def probe_time(self) -> None:
         """Learns the broker's time from an acknowledgement: the only way while nobody else writes.
@@ -85,8 +96,8 @@ class Issuer:
         except AppendUnknown as exc:
             raise BrokerUnavailable(f"no acknowledgement from the broker within {RECEIPT_SECONDS:g} s ({exc})") from exc
 
-    def _append(self, record: OutRecord) -> Position:
-        position = self._writer.append(record).result(RECEIPT_SECONDS + 5)
+    def _append(self, record: OutRecord, patience: float = RECEIPT_SECONDS + 5) -> Position:
+        position = self._writer.append(record).result(patience)
         self._time.observe(position.timestamp_ms)
         return position
 
@@ -98,6 +109,12 @@ def default_name() -> str:
     except (KeyError, OSError):  # a container's user without a name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}/{os.getpid()}"
+
+
+def _warn(receipt: Receipt, request_id: str) -> None:
+    if receipt.exception() is not None:
+        text = f"the list of expected workers is not in the log: {receipt.exception()}"
+        _log.warning("control.expected_lost", text, request_id=request_id)
 
 
 def _key(request_id: str) -> bytes:

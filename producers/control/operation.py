@@ -19,6 +19,8 @@ from moebus.schemas.responses import ControlResponse
 
 GRACE_SECONDS = 1.0
 """How long after a command's deadline its answers are still waited for: a worker says `timeout` at the deadline."""
+VOID_SECONDS = 3.0
+"""How long giving up waits for the acknowledgement of its `void`; it is sent also after that."""
 _SLICE_SECONDS = 0.2
 _log = get_logger(__name__)
 
@@ -28,7 +30,9 @@ Progress = Callable[[ControlResponse], None]
 class Decider(Protocol):
     """Appends a decision to the command log."""
 
-    def __call__(self, request_id: str, verdict: Verdict, reason: str) -> None: ...
+    def __call__(self, request_id: str, verdict: Verdict, reason: str, patience: float = ...) -> bool:
+        """False where it was not acknowledged in `patience` seconds; the first decision in the log counts."""
+        ...
 
 
 class Operation:
@@ -79,9 +83,9 @@ class Operation:
             left = limit - self.seconds
             self._show(progress)
             outcome = self.outcome()
-            if update and not self._decided and outcome.decision is None:
+            if update and not self._decided and outcome.decision is None and left > -GRACE_SECONDS:
                 self._settle_update(late=left <= 0)
-            elif outcome.complete:
+            elif outcome.complete and (outcome.decision is not None or not self._decided):
                 self._follower.unwatch(self._answers)
                 return outcome
             elif left <= -GRACE_SECONDS:
@@ -95,15 +99,15 @@ class Operation:
             choice = choose(self._answers, late)
         if choice is None:
             return
-        self._decided = True
-        self._decide(self.request_id, choice.verdict, choice.reason)
+        # Without an acknowledgement it is tried again: another one in the log changes nothing.
+        self._decided = self._decide(self.request_id, choice.verdict, choice.reason)
 
     def _give_up(self) -> Outcome:
         """Time is over. A decision in the log stands; otherwise nobody may begin this command any more."""
         outcome = self.outcome()
         if outcome.decision is None and not self._decided:
-            self._decided = True
-            self._decide(self.request_id, "void", f"no answer in time from {', '.join(outcome.missing) or 'anybody'}")
+            missing = ", ".join(outcome.missing) or "anybody"
+            self._decided = self._decide(self.request_id, "void", f"no answer in time from {missing}", VOID_SECONDS)
         self._follower.unwatch(self._answers)
         return self.outcome()
 

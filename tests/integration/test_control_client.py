@@ -15,6 +15,7 @@ from moebus.broker.topics import Topics, ensure
 from moebus.observability.metrics import Metrics
 from moebus.observability.settings import load_settings
 from moebus.producers.control import ControlClient, FleetError, FleetPartial, FleetTimeout, UnknownOperation
+from moebus.schemas.control import encode_request, make_request
 from moebus.schemas.control_args import DecideArgs, Method
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.responses import Code, ControlResponse, Phase
@@ -141,7 +142,9 @@ def test_an_update_that_one_worker_cannot_follow_is_voided_everywhere(
 def test_a_void_that_came_first_beats_the_commit(broker: MemoryBroker, client: ControlClient) -> None:
     with FakeWorker(broker, TOPICS, "a", script={Method.UPDATE_WEIGHTS: SILENT}) as a:
         operation = client.submit("update_weights", {"version": "v2"}, deadline_s=30)
-        client.submit("decide", {"request_id": operation.request_id, "decision": "void"}, target="nobody")
+        void = make_request("d-1", "decide", {"request_id": operation.request_id, "decision": "void"})
+        value, headers = encode_request(void)
+        broker.writer("x").append(OutRecord(TOPICS.control_requests, value, b"d-1", headers)).result(5)
         waiting = Background(lambda: operation.wait(30))
         wait_until(lambda: operation.outcome().decision == "void", what="the decision read back")
         update = next(r for r in a.seen if r.method is Method.UPDATE_WEIGHTS)
@@ -193,6 +196,8 @@ def test_what_cannot_be_sent_is_refused_before(broker: MemoryBroker, client: Con
             lambda: client.pause(request_id=""),
             lambda: client.pause(min_ok=0),
             lambda: client.call("fly"),
+            lambda: client.call("hello", {"worker": "a", "boot": "b", "engine": "e"}),
+            lambda: client.call("decide", {"request_id": "x", "decision": "void"}),
             lambda: client.abort_requests([]),
             lambda: client.abort_requests(),
             lambda: client.transfer_weights("update", info=noise),
@@ -264,3 +269,21 @@ def test_a_port_without_a_broker_is_said_in_time() -> None:
         ControlClient.from_settings(settings, connect_timeout=0.5),
     ):
         raise AssertionError("entered without a broker")
+
+
+def test_an_update_that_nobody_could_stage_says_void(broker: MemoryBroker, client: ControlClient) -> None:
+    script = refusing(Method.UPDATE_WEIGHTS, Code.INVALID, "bad file")
+    with FakeWorker(broker, TOPICS, "a", script=script), pytest.raises(FleetError, match="bad file") as caught:
+        client.update_weights("v2")
+    assert caught.value.outcome.decision == "void"
+    assert caught.value.http_status == 400
+
+
+def test_an_outage_after_the_command_ends_with_timeout(broker: MemoryBroker, client: ControlClient) -> None:
+    with FakeWorker(broker, TOPICS, "a", script={Method.PAUSE: SILENT}) as a:
+        operation = client.submit("pause", deadline_s=0.05)
+        wait_until(lambda: len(a.seen) == 2, what="the command read")
+        with broker.outage():
+            outcome = operation.wait(0.05)
+            assert (outcome.status, outcome.missing, outcome.decision) == ("timeout", ("a",), None)
+        assert wait_until(lambda: decisions(a), what="the void after the outage") == ["void"]
