@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 
 from moebus.broker.local import archive, state
-from moebus.broker.local.errors import LocalKafkaError, log_tail
+from moebus.broker.local.errors import LocalKafkaError, read_log
 from moebus.broker.local.jars import ensure_jars
 from moebus.broker.local.java import find_java
 from moebus.broker.local.launch import Launcher, new_cluster_id
 from moebus.broker.local.lock import file_lock
 from moebus.broker.local.paths import KAFKA_VERSION, cache_directory
-from moebus.broker.local.ports import free_ports, is_free
+from moebus.broker.local.ports import becomes_free, free_ports, is_free
 from moebus.broker.local.process import ProcessId, end, kill, tagged
 from moebus.broker.local.properties import TAG
 from moebus.broker.local.ready import NodeEnded, wait_ready
@@ -145,7 +145,7 @@ class LocalCluster:
         with self._locked():
             victim = self._state.node(node)
             for port in (victim.port, victim.controller_port):
-                if not is_free(port):
+                if not becomes_free(port, 5.0):
                     raise LocalKafkaError(f"port {port} of Kafka node {node} is taken by another program: end it first")
             launcher = self._launcher()
             started = launcher.start(victim, archive.use_options(launcher.archive))
@@ -221,7 +221,7 @@ class LocalCluster:
                     return
                 except NodeEnded as error:
                     # Somebody took a port between our look at it and Kafka's bind.
-                    if attempt == 2 or "Address already in use" not in log_tail(error.node.log, 200):
+                    if attempt == 2 or not _port_was_taken(error.node):
                         raise
                     progress("a port was taken meanwhile: trying others")
                     self._end_nodes(STOP_GRACE)
@@ -293,6 +293,10 @@ def _checked(directory: Path, nodes: int) -> Path:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(parents=True, mode=0o700)
     return directory
+
+
+def _port_was_taken(node: Node) -> bool:
+    return any("Address already in use" in line for line in read_log(node.log))
 
 
 def _new_state(directory: Path, name: str, count: int, prefer_port: int | None) -> ClusterState:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import ClassVar
 
 from moebus.schemas.errors import FatalError
 
 OR_COMPOSE = "or use `docker compose up -d kafka`"
+_TELLING = re.compile(r"\b(ERROR|FATAL)\b|Exception|^Error")
 
 
 class LocalKafkaError(FatalError):
@@ -20,17 +22,27 @@ class ToolMissing(LocalKafkaError):
     """Java or Maven is not on this machine; the text says what to install."""
 
 
-def log_tail(path: Path, lines: int = 15, limit: int = 64_000) -> str:
-    """The last `lines` lines of a log, or a remark when there is none. Reads at most `limit` bytes."""
+def read_log(path: Path, limit: int = 64_000) -> list[str]:
+    """The last lines of a log, `limit` bytes at most; [] when there is none."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - limit))
-            text = log.read().decode("utf-8", "replace")
+            return log.read().decode("utf-8", "replace").splitlines()
     except OSError:
-        return "(there is no such file)"
-    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
+        return []
+
+
+def log_tail(path: Path, last: int = 10, errors: int = 5) -> str:
+    """The last lines of a log, and before them the first lines that tell of an error.
+
+    A node that fails says why, and then a hundred lines about how it shuts down.
+    """
+    lines = read_log(path)
+    head, tail = lines[:-last], lines[-last:]
+    telling = [line for line in head if _TELLING.search(line)][:errors]
+    return "\n".join([*telling, *(["..."] if telling else []), *tail]) or "(it is empty)"
 
 
 def with_log(reason: str, log: Path) -> str:
-    """`reason`, the log's name and its last lines."""
-    return f"{reason}; the end of {log}:\n{log_tail(log)}"
+    """`reason`, the log's name and what it says."""
+    return f"{reason}; from {log}:\n{log_tail(log)}"

@@ -39,7 +39,7 @@ class Launcher:
     heap_mb: int
 
     def format(self, node: Node, nodes: Sequence[Node], cluster_id: str) -> None:
-        """Writes the node's settings, and formats its storage unless that was done before.
+        """Writes the node's settings, begins a new log, and formats its storage unless that was done before.
 
         Raises:
             LocalKafkaError: Kafka's tool did not end with status 0; the text has the end of the log.
@@ -48,6 +48,8 @@ class Launcher:
         settings, done = node.directory / "server.properties", node.directory / "formatted"
         write_atomic(settings, server_properties(node, nodes))
         write_atomic(node.directory / "log4j2.xml", package_text("log4j2.xml"))
+        if node.log.exists():
+            node.log.replace(node.log.with_name("server.log.1"))
         if done.exists():
             return
         shutil.rmtree(node.data, ignore_errors=True)  # half formatted, if it is there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Collection
 
 from moebus.broker.local.errors import LocalKafkaError
@@ -22,6 +23,16 @@ def is_free(port: int) -> bool:
             probe.listen(1)
         except OSError:
             return False
+    return True
+
+
+def becomes_free(port: int, timeout: float) -> bool:
+    """Whether it is free, or becomes so within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not is_free(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
     return True
 
 

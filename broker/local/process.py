@@ -50,7 +50,9 @@ def _start_ticks(pid: int) -> int | None:
         return None
     # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
     fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    # A zombie whose other threads still run (after SIGKILL to a JVM) still holds its ports.
+    ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return None if ended else int(fields[19])
 
 
 def tagged(tag: str) -> list[ProcessId]:
