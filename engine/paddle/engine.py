@@ -143,6 +143,11 @@ class PaddleEngine:
                 tainted=weights.tainted,
             )
 
+    @property
+    def pool_evictions(self) -> int:
+        """Cached blocks given up for new content since the start."""
+        return self._pool.evictions
+
     def weights(self) -> Mapping[str, npt.NDArray[np.float32]]:
         """A host copy of the current weights, by name: what a trainer in this process starts from.
 

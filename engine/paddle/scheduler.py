@@ -53,6 +53,11 @@ class Scheduler:
         """No step runs. Ask with admission's lock held."""
         return not self._stepping
 
+    @property
+    def running(self) -> bool:
+        """The thread has not ended."""
+        return self._thread.is_alive()
+
     def join(self, timeout: float) -> None:
         """Waits for the thread, which ends once admission is shut down and every request has ended."""
         self._thread.join(timeout)

@@ -44,14 +44,18 @@ def _mlp(name: str, stack: tuple[int, ...], hidden: int, inner: int) -> dict[str
 
 
 def random_weights(config: ModelConfig, seed: int) -> Arrays:
-    """Weights drawn from `seed`: norms one, matrices normal with variance 1 / inputs."""
+    """Weights drawn from `seed`: norms one, matrices normal with variance 1 / inputs, a quarter of that for routers.
+
+    Small router logits make the top-k as undecided as in a model trained for balanced experts.
+    """
     arrays: Arrays = {}
     for index, (name, shape) in enumerate(weight_shapes(config).items()):
         if len(shape) == 1:
             arrays[name] = np.ones(shape, dtype=np.float32)
             continue
         draw = np.random.default_rng([seed, index]).standard_normal(shape, dtype=np.float32)
-        arrays[name] = draw if name == "embed.weight" else draw / np.float32(math.sqrt(shape[-2]))
+        scale = 1.0 if name == "embed.weight" else 1 / math.sqrt(shape[-2])
+        arrays[name] = draw * np.float32(scale / 2 if name.endswith("router.weight") else scale)
     return arrays
 
 

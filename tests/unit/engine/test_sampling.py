@@ -25,8 +25,8 @@ def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
 
 
 def test_the_log_probability_is_the_models_own() -> None:
-    for kwargs in ({"temperature": 0.0}, {"temperature": 0.5}, {"top_p": 0.3}):
-        token, logprob = sample(LOGITS, prompt(**kwargs), 3)
+    for asked in (prompt(temperature=0), prompt(temperature=0.5), prompt(top_p=0.3)):
+        token, logprob = sample(LOGITS, asked, 3)
         assert logprob == pytest.approx(float(LOGITS[token]), abs=1e-6)
 
 

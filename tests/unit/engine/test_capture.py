@@ -1,0 +1,116 @@
+"""Routes by KV slot: valid rows only, the self check, and the layers of the card."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moebus.engine.paddle.capture import PositionCapture, RouteCapture, RouteMissing
+from moebus.engine.paddle.runtime import load_paddle
+from moebus.engine.paddle.slots import Ints, sequence_slots
+from moebus.schemas.model_card import ModelCard
+from tests.support.paddle import needs_paddle
+
+CARD = ModelCard(300, 2, (1, 3, 4))
+TABLE, GENERATIONS = [4, 1, 5], [7, 8, 9]
+
+
+def ints(*values: int) -> Ints:
+    return np.asarray(values, dtype=np.int64)
+
+
+def capture(rows: int, version: str = "v1", first: int = 0) -> RouteCapture:
+    """A capture whose `rows` rows of TABLE are written; row r has ids r, r + 1 in every layer."""
+    made = RouteCapture(CARD, 64, 8)
+    write(made, 0, rows, version)
+    return made
+
+
+def write(made: RouteCapture, start: int, stop: int, version: str) -> None:
+    slots = sequence_slots(TABLE, stop, 8)[start:]
+    ids = np.arange(start, stop)[:, None, None] + np.arange(2)
+    shaped = np.broadcast_to(ids, (stop - start, 3, 2)).astype(CARD.dtype)
+    made.write(slots, np.repeat(GENERATIONS, 8)[start:stop], version, shaped)
+
+
+def test_gather_follows_the_block_table() -> None:
+    routes, versions = capture(19).gather(TABLE, GENERATIONS, 19)
+    assert routes.dtype == np.uint16
+    assert routes.shape == (19, 3, 2)
+    assert (routes[..., 0] == np.arange(19)[:, None]).all()
+    assert versions == ((0, "v1"),)
+
+
+def test_a_gathered_row_is_a_copy() -> None:
+    made = capture(19)
+    routes, _ = made.gather(TABLE, GENERATIONS, 19)
+    write(made, 0, 8, "v2")
+    before = routes.copy()
+    made.write(ints(32), ints(7), "v2", np.zeros((1, 3, 2), CARD.dtype))
+    assert np.array_equal(routes, before)
+
+
+def test_a_row_that_was_never_written_is_reported() -> None:
+    with pytest.raises(RouteMissing, match="1 of 20 rows were not captured, the first is row 19"):
+        capture(19).gather(TABLE, GENERATIONS, 20)
+
+
+def test_a_row_of_what_the_block_held_before_is_reported() -> None:
+    with pytest.raises(RouteMissing, match=r"8 of 19 rows .* row 8"):
+        capture(19).gather(TABLE, [7, 10, 9], 19)
+
+
+def test_no_rows() -> None:
+    routes, versions = RouteCapture(CARD, 64, 8).gather([], [], 0)
+    assert routes.shape == (0, 3, 2)
+    assert versions == ()
+
+
+def test_versions_follow_the_rows() -> None:
+    made = capture(19)
+    write(made, 10, 19, "v2")
+    assert made.gather(TABLE, GENERATIONS, 19)[1] == ((0, "v1"), (10, "v2"))
+
+
+@needs_paddle
+@pytest.mark.paddle
+def test_the_hook_of_a_step_writes_by_layer_number() -> None:
+    paddle = load_paddle()
+    made = RouteCapture(CARD, 64, 8)
+    step = made.step(ints(3, 9), ints(1, 2), "v1")
+    for layer in (4, 1, 3):  # any order
+        step(layer, paddle.to_tensor(np.asarray([[layer, 10], [20, layer]])))
+    step.finish()
+    routes, _ = made.gather([0], [1], 0)
+    assert made._buffer[3].tolist() == [[1, 10], [3, 10], [4, 10]]
+    assert made._buffer[9].tolist() == [[20, 1], [20, 3], [20, 4]]
+    assert routes.dtype == np.uint16
+
+
+@needs_paddle
+@pytest.mark.paddle
+@pytest.mark.parametrize("seen", [(1, 3), (0, 1, 3, 4), (1, 3, 5)])
+def test_layers_must_be_those_of_the_card(seen: tuple[int, ...]) -> None:
+    made = RouteCapture(CARD, 64, 8)
+    step = made.step(ints(0), ints(1), "v1")
+    for layer in seen:
+        step(layer, load_paddle().zeros([1, 2], dtype="int64"))
+    with pytest.raises(RouteMissing, match="model card"):
+        step.finish()
+    with pytest.raises(RouteMissing, match="not captured"):
+        made.gather([0], [1], 1)
+
+
+@needs_paddle
+@pytest.mark.paddle
+def test_position_coded_rows_read_as_a_range() -> None:
+    made = RouteCapture(CARD, 64, 8)
+    slots = sequence_slots(TABLE, 19, 8)
+    generations = np.repeat(GENERATIONS, 8)[:19]
+    for part in (slice(0, 12), slice(12, 13), slice(13, 19)):
+        step = PositionCapture(made, slots[part], generations[part], "v", np.arange(19)[part])
+        for layer in CARD.moe_layers:
+            step(layer, load_paddle().zeros([len(slots[part]), 2], dtype="int64"))
+        step.finish()
+    routes, _ = made.gather(TABLE, GENERATIONS, 19)
+    assert (routes == np.arange(19)[:, None, None]).all()

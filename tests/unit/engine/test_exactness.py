@@ -1,0 +1,155 @@
+"""Gathered routes equal a full recompute without cache, bit for bit: what the whole project rests on.
+
+Float32 only: a recompute adds up in another order, and only a rounding at a router's tie could tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moebus.engine.paddle import TINY, ModelConfig, PaddleEngine, full_recompute
+from moebus.engine.port import Generation, Prompt
+from tests.support.generate import generate_all, random_prompts, whole
+from tests.support.paddle import needs_paddle
+
+pytestmark = [needs_paddle, pytest.mark.paddle]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[PaddleEngine]:
+    made = PaddleEngine.create(TINY, seed=11)
+    yield made
+    made.close()
+
+
+def check(engine: PaddleEngine, prompts: list[Prompt], results: list[Generation]) -> int:
+    """Compares routes and log probabilities; returns the token-layers compared."""
+    weights, compared = engine.weights(), 0
+    for prompt, result in zip(prompts, results, strict=True):
+        tokens = whole(prompt, result)
+        routes, logits = full_recompute(engine.config, weights, tokens)
+        assert result.routes is not None
+        assert np.array_equal(result.routes, routes[:-1])
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        logprobs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        first = len(prompt.token_ids) - 1
+        expected = logprobs[np.arange(first, len(tokens) - 1), result.token_ids]
+        assert np.abs(expected - result.logprobs).max() < 2e-5
+        compared += result.routes.shape[0] * result.routes.shape[1]
+    return compared
+
+
+def test_without_cache_hits(engine: PaddleEngine) -> None:
+    engine.reset_cache()
+    prompts = random_prompts(12, (3, 60), TINY.vocab_size, 1, max_tokens=24, temperature=1.0)
+    results = generate_all(engine, prompts)
+    assert sum(result.cached_tokens for result in results) == 0
+    assert check(engine, prompts, results) > 1000
+
+
+def test_a_group_shares_its_prompt(engine: PaddleEngine) -> None:
+    engine.reset_cache()
+    (one,) = random_prompts(1, (50, 51), TINY.vocab_size, 2)
+    prompts = [
+        replace(one, request_id=f"a#{choice}", seed=choice, temperature=1.0, max_tokens=20) for choice in range(6)
+    ]
+    results = generate_all(engine, prompts)
+    assert sum(result.cached_tokens == 48 for result in results) == 5
+    assert len({tuple(result.token_ids.tolist()) for result in results}) == 6
+    check(engine, prompts, results)
+
+
+def test_turns_hit_what_decode_filled(engine: PaddleEngine) -> None:
+    engine.reset_cache()
+    prompts = random_prompts(4, (20, 40), TINY.vocab_size, 3, max_tokens=20, temperature=0.8)
+    draw = np.random.default_rng(4)
+    for _ in range(4):
+        results = generate_all(engine, prompts)
+        check(engine, prompts, results)
+        prompts = [
+            replace(prompt, token_ids=np.concatenate([whole(prompt, result), draw.integers(0, TINY.vocab_size, 5)]))
+            for prompt, result in zip(prompts, results, strict=True)
+        ]
+    # a block is 16: everything but the last block at most comes from the turn before, output included
+    results = generate_all(engine, prompts)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.cached_tokens >= len(prompt.token_ids) - 5 - 1 - 16
+    check(engine, prompts, results)
+
+
+def test_with_eviction_and_waiting() -> None:
+    config = replace(TINY, num_blocks=12, block_size=8, max_batch=4)
+    engine = PaddleEngine.create(config, seed=12)
+    try:
+        bases = random_prompts(6, (20, 30), config.vocab_size, 5)
+        draw = np.random.default_rng(6)
+        prompts = [
+            replace(bases[draw.integers(6)], request_id=f"r{index}", seed=index, temperature=1.0, max_tokens=12)
+            for index in range(40)
+        ]
+        results = generate_all(engine, prompts)
+        check(engine, prompts, results)
+        assert engine.pool_evictions > 10
+        assert sum(result.cached_tokens for result in results) > 100
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModelConfig(
+            vocab_size=64, hidden_size=32, num_layers=2, first_dense_layers=0, num_heads=2, num_kv_heads=1,
+            num_experts=300, top_k=8, shared_experts=2, moe_intermediate_size=8, block_size=4, num_blocks=64,
+        ),
+        ModelConfig(
+            vocab_size=64, hidden_size=32, num_layers=4, first_dense_layers=2, num_heads=4, num_kv_heads=4,
+            num_experts=4, top_k=1, intermediate_size=16, moe_intermediate_size=8, block_size=1, num_blocks=300,
+        ),
+    ],
+    ids=["300 experts, shared ones", "top 1, blocks of 1"],
+)  # fmt: skip
+def test_other_shapes(config: ModelConfig) -> None:
+    engine = PaddleEngine.create(config, seed=13)
+    try:
+        prompts = random_prompts(4, (5, 30), config.vocab_size, 7, max_tokens=8)
+        for _ in range(2):
+            results = generate_all(engine, prompts)
+            check(engine, prompts, results)
+        assert all(result.cached_tokens > 0 for result in results)
+        assert results[0].routes is not None
+        assert results[0].routes.dtype == config.card().dtype
+    finally:
+        engine.close()
+
+
+def test_position_coded_self_check() -> None:
+    engine = PaddleEngine.create(replace(TINY, num_blocks=64), seed=14, self_check=True)
+    try:
+        prompts = random_prompts(10, (3, 40), TINY.vocab_size, 8, max_tokens=12, temperature=1.0)
+        for _ in range(3):
+            results = generate_all(engine, prompts)
+            for prompt, result in zip(prompts, results, strict=True):
+                assert result.routes is not None
+                assert len(result.routes) == len(prompt.token_ids) + 11
+                assert (result.routes == np.arange(len(result.routes))[:, None, None]).all()
+            prompts = [replace(p, token_ids=whole(p, r)) for p, r in zip(prompts, results, strict=True)]
+        assert sum(result.cached_tokens for result in results) > 100
+    finally:
+        engine.close()
+
+
+def test_neighbours_do_not_change_a_request(engine: PaddleEngine) -> None:
+    prompts = random_prompts(9, (5, 50), TINY.vocab_size, 9, max_tokens=16, temperature=1.0)
+    engine.reset_cache()
+    alone = [engine.generate(prompt, 30) for prompt in prompts]
+    engine.reset_cache()
+    together = generate_all(engine, prompts)
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert np.array_equal(one.routes, other.routes)  # type: ignore[arg-type]
+        assert np.abs(one.logprobs - other.logprobs).max() < 2e-5
