@@ -152,7 +152,11 @@ class LogReader(Protocol):
 
 
 class GroupListener(Protocol):
-    """Told of changes of a group member's partitions, on the thread that polls, in order with the records."""
+    """Told of changes of a group member's partitions, on the thread that polls, in order with the records.
+
+    After `assigned` a partition starts at the group's commit and is not paused, also where the member had it before:
+    what was read and not committed by then is read again (unless the listener seeks).
+    """
 
     def assigned(self, tps: Sequence[TopicPartition]) -> None: ...
 

@@ -40,7 +40,7 @@ def make_producer(config: KafkaConfig, name: str, timeout: float, give_up: GiveU
     Raises:
         BrokerUnavailable: not connected within `timeout` seconds, or `give_up()` became true.
     """
-    options = {**config.client(name), **producer_options(), "value_serializer": NULL_VALUE}
+    options = {**config.client(name), **producer_options(config.request_timeout), "value_serializer": NULL_VALUE}
     return _connected(KafkaProducer, options, config, timeout, give_up)
 
 
@@ -54,7 +54,7 @@ def make_consumer(
 
 def make_admin(config: KafkaConfig, timeout: float) -> Admin:
     """A connected admin client. Raises as `make_producer`."""
-    options = {**config.client("moebus-admin"), "request_timeout_ms": 5_000}
+    options = {**config.client("moebus-admin"), "request_timeout_ms": int(config.request_timeout * 1000)}
     return _connected(KafkaAdminClient, options, config, timeout, never)
 
 

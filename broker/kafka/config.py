@@ -23,7 +23,8 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 class KafkaConfig:
     """Bootstrap servers (`host:port`, comma-separated) and security, as Kafka names them. Paths to PEM files.
 
-    `connect_timeout`: seconds that one attempt to reach the cluster may take.
+    `connect_timeout`: seconds that one attempt to reach the cluster may take. `request_timeout`: seconds after which
+    a request without an answer is sent again over a new connection.
 
     Raises:
         SettingsError: naming the setting.
@@ -38,6 +39,7 @@ class KafkaConfig:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     connect_timeout: float = 10.0
+    request_timeout: float = 5.0
 
     def __post_init__(self) -> None:
         for server in self.bootstrap_servers.split(","):
@@ -95,7 +97,7 @@ def _path(value: os.PathLike[str] | None) -> str | None:
     return None if value is None else os.fspath(value)
 
 
-def producer_options() -> Options:
+def producer_options(request_timeout: float) -> Options:
     """For the writer, which sees to deadlines itself: a producer that gives a batch up never works again."""
     return {
         "acks": "all",
@@ -103,7 +105,7 @@ def producer_options() -> Options:
         "linger_ms": 0,
         "batch_size": 950_000,
         "max_request_size": 1_000_000,
-        "request_timeout_ms": 5_000,
+        "request_timeout_ms": int(request_timeout * 1000),
         "delivery_timeout_ms": 86_400_000,
         # Only a topic's first metadata waits for this, and a topic that is missing must not hold up the others.
         "max_block_ms": 500,
@@ -112,7 +114,7 @@ def producer_options() -> Options:
     }
 
 
-def reader_options(max_wait: float) -> Options:
+def reader_options(max_wait: float, request_timeout: float) -> Options:
     """For readers by manual assignment. `max_wait`: seconds a fetch may wait at the broker."""
     wait_ms = int(max_wait * 1000)
     return {
@@ -120,7 +122,7 @@ def reader_options(max_wait: float) -> Options:
         "enable_auto_commit": False,
         "fetch_min_bytes": 1,
         "fetch_max_wait_ms": wait_ms,
-        "request_timeout_ms": max(6_000, wait_ms + 1_000),
+        "request_timeout_ms": int(request_timeout * 1000) + max(1_000, wait_ms),
         "max_partition_fetch_bytes": 8 << 20,
         "fetch_max_bytes": 32 << 20,
         "allow_auto_create_topics": False,
@@ -128,13 +130,12 @@ def reader_options(max_wait: float) -> Options:
     }
 
 
-def group_options(group: str, session_timeout: float) -> Options:
+def group_options(group: str, session_timeout: float, request_timeout: float) -> Options:
     """For a group member. `session_timeout`: seconds (a stock broker takes 6 and more)."""
     session_ms = int(session_timeout * 1000)
     return {
-        **reader_options(0.5),
+        **reader_options(0.5, request_timeout),
         "group_id": group,
         "session_timeout_ms": session_ms,
         "heartbeat_interval_ms": min(3_000, session_ms // 3),
-        "request_timeout_ms": max(6_000, session_ms + 1_000),
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.kafka.clients import Consumer, GiveUp
-from moebus.broker.kafka.faults import Backoff
+from moebus.broker.kafka.faults import Backoff, describe
 
 _log = logging.getLogger("moebus.broker.kafka")
 Make = Callable[[GiveUp], Consumer]
@@ -40,9 +40,10 @@ class Connector:
         while True:
             try:
                 consumer = self._make(lambda: self._closed)
-            except BrokerUnavailable as exc:
+            except Exception as exc:  # a thread that ended here would leave its reader waiting for ever
                 if not said and not self._closed:
-                    _log.warning("reader %s waits: %s", self._name, exc)
+                    text = str(exc) if isinstance(exc, BrokerUnavailable) else describe(exc)
+                    _log.warning("reader %s waits: %s", self._name, text)
                     said = True
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closed, backoff.next()):

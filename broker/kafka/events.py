@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from kafka import ConsumerRebalanceListener
 
+from moebus.broker.kafka.clients import Consumer
 from moebus.broker.kafka.convert import from_kafka
+from moebus.broker.kafka.mending import forget_assignment
 from moebus.broker.ports import TopicPartition
 
 
@@ -25,12 +27,19 @@ class EventQueue(ConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: deque[Event] = deque()
+        self._consumer: Consumer | None = None
+
+    def follow(self, consumer: Consumer) -> None:
+        """Names the consumer that the events are about."""
+        self._consumer = consumer
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         self._put(True, assigned)
 
     def on_partitions_revoked(self, revoked: Any) -> None:
         self._put(False, revoked)
+        if self._consumer is not None:
+            forget_assignment(self._consumer)
 
     def on_partitions_lost(self, lost: Any) -> None:
         self._put(False, lost)

@@ -18,6 +18,7 @@ from moebus.broker.kafka.connector import Connector, close_quietly
 from moebus.broker.kafka.convert import from_kafka, record_from, to_kafka, to_kafka_all
 from moebus.broker.kafka.events import Event, EventQueue
 from moebus.broker.kafka.faults import Once, describe
+from moebus.broker.kafka.mending import await_topics, finish_rejoin, free_parked
 from moebus.broker.ports import GroupListener, LogRecord, TopicPartition
 
 _log = logging.getLogger("moebus.broker.kafka")
@@ -46,11 +47,17 @@ class KafkaGroupReader:
         def make(give_up: GiveUp) -> Consumer:
             # Range, not cooperative-sticky: that one stops all partitions for a heartbeat interval.
             options = {
-                **group_options(group, session_timeout),
+                **group_options(group, session_timeout, config.request_timeout),
                 "partition_assignment_strategy": [RangePartitionAssignor],
             }
             consumer = make_consumer(config, name, options, config.connect_timeout, give_up)
-            consumer.subscribe(topics=list(topics), listener=self._events)
+            try:
+                consumer.subscribe(topics=list(topics), listener=self._events)
+                self._events.follow(consumer)
+                await_topics(consumer, topics, give_up)
+            except BaseException:
+                close_quietly(consumer)
+                raise
             return consumer
 
         self._config = config
@@ -74,6 +81,7 @@ class KafkaGroupReader:
         if self._consumer is None:
             return []
         batches: Mapping[object, Sequence[object]] = {}
+        free_parked(self._consumer)
         try:
             batches = self._consumer.poll(
                 timeout_ms=max(0.0, deadline - time.monotonic()) * 1000, max_records=max_records
@@ -87,6 +95,7 @@ class KafkaGroupReader:
         except Exception as exc:  # a consumer that has come to harm is replaced; the group has the offsets
             if not self._closed:
                 self._replace(exc)
+        finish_rejoin(self._consumer)
         self._deliver()
         return [record for tp, records in batches.items() for record in self._wanted(from_kafka(tp), records)]
 
@@ -117,14 +126,10 @@ class KafkaGroupReader:
 
     def _note(self, event: Event) -> None:
         self._paused -= set(event.tps)
-        if not event.assigned:
+        if event.assigned:
+            self._owned |= set(event.tps)
+        else:
             self._owned -= set(event.tps)
-            return
-        self._owned |= set(event.tps)
-        if self._consumer is not None:
-            # A pause survives a rebalance in the client; ours ends with the assignment it was made for.
-            known = self._consumer.assignment()
-            self._consumer.resume(*(tp for tp in to_kafka_all(event.tps) if tp in known))
 
     def _replace(self, exc: Exception) -> None:
         text = describe(exc)

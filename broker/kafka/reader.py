@@ -14,6 +14,7 @@ from moebus.broker.kafka.config import KafkaConfig, reader_options
 from moebus.broker.kafka.connector import Connector, close_quietly
 from moebus.broker.kafka.convert import client_position, from_kafka, record_from, to_kafka, to_kafka_all
 from moebus.broker.kafka.faults import Once, describe
+from moebus.broker.kafka.mending import free_parked
 from moebus.broker.ports import LogRecord, TopicPartition
 
 _log = logging.getLogger("moebus.broker.kafka")
@@ -27,7 +28,8 @@ class KafkaReader:
 
     def __init__(self, config: KafkaConfig, name: str, max_wait: float = 0.5) -> None:
         def make(give_up: GiveUp) -> Consumer:
-            return make_consumer(config, name, reader_options(max_wait), config.connect_timeout, give_up)
+            options = reader_options(max_wait, config.request_timeout)
+            return make_consumer(config, name, options, config.connect_timeout, give_up)
 
         self._name = name
         self._connector = Connector(name, make)
@@ -79,6 +81,7 @@ class KafkaReader:
         fresh = consumer is not self._consumer
         if fresh or self._stale:
             self._take_over(consumer)
+        free_parked(consumer)
         left_ms = max(0.0, deadline - time.monotonic()) * 1000
         try:
             batches = consumer.poll(timeout_ms=left_ms, max_records=max_records)

@@ -57,6 +57,16 @@ class GroupSuite:
         assert values(read(again, 2)) == [b"4", b"5"]
         again.close()
 
+    def test_a_topic_that_comes_later_is_joined(self, world: World) -> None:
+        name = world.free_name()
+        member = world.broker.group_reader("m", f"{name}-group", [name])
+        assert member.poll(0.2) == []
+        assert member.assignment() == frozenset()
+        assert world.broker.admin().create(name, partitions=1, replication=1, config={})
+        put(world.broker.writer("w"), name, [b"a"])
+        assert values(read(member, 1)) == [b"a"]
+        member.close()
+
     def test_closing_commits_nothing(self, world: World) -> None:
         topic = world.topic()
         put(world.broker.writer("w"), topic, [b"a"])

@@ -1,0 +1,131 @@
+"""The Kafka adapter passes the contract, on a real Apache Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import pytest
+
+from moebus.broker import open_broker
+from moebus.broker.kafka import KafkaConfig
+from moebus.broker.local import LocalCluster
+from moebus.broker.ports import TopicPartition
+from tests.contract.broker_suite import BrokerSuite, OutageSuite
+from tests.contract.log_world import FragileWorld, World
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.kafka
+
+
+class _Kafka(Protocol):
+    @property
+    def bootstrap(self) -> str: ...
+
+
+class KafkaWorld:
+    """Fresh names on a shared cluster."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.config = config
+        self.broker = open_broker(config)
+        self._prefix = f"contract-{uuid4().hex[:12]}"
+        self._numbers = count()
+
+    def free_name(self) -> str:
+        return f"{self._prefix}-{next(self._numbers)}"
+
+    def topic(self, partitions: int = 1, **config: str) -> str:
+        name = self.free_name()
+        settings = {"message.timestamp.type": "LogAppendTime"}
+        settings |= {key.replace("_", "."): value for key, value in config.items()}
+        assert self.broker.admin().create(name, partitions=partitions, replication=1, config=settings, timeout=30)
+        return name
+
+    def truncate(self, tp: TopicPartition, offset: int) -> None:
+        with _admin_client(self.config) as client:
+            client.delete_records({_kafka_tp(tp): offset})
+
+    def delete_topic(self, name: str) -> None:
+        with _admin_client(self.config) as client:
+            client.delete_topics([name])
+        wait_until(lambda: not self.broker.admin().describe([name]), what="the topic to be gone")
+
+
+class FragileKafkaWorld(KafkaWorld):
+    """A cluster of its own, which is frozen (no answer) or killed (connections refused)."""
+
+    def __init__(self, config: KafkaConfig, cluster: LocalCluster, *, frozen: bool) -> None:
+        super().__init__(config)
+        self._cluster = cluster
+        self._frozen = frozen
+
+    @contextmanager
+    def _hurt(self) -> Iterator[None]:
+        if self._frozen:
+            self._cluster.freeze()
+        else:
+            self._cluster.kill()
+        try:
+            yield
+        finally:
+            if self._frozen:
+                self._cluster.thaw()
+            else:
+                self._cluster.restart()
+
+    def outage(self) -> AbstractContextManager[None]:
+        return self._hurt()
+
+
+def _kafka_tp(tp: TopicPartition) -> object:
+    from kafka.structs import TopicPartition as KafkaTopicPartition
+
+    return KafkaTopicPartition(*tp)
+
+
+@contextmanager
+def _admin_client(config: KafkaConfig):  # type: ignore[no-untyped-def]  # kafka-python has no types
+    from moebus.broker.kafka.clients import make_admin
+
+    client = make_admin(config, 10)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def world(kafka_broker: _Kafka) -> Iterator[World]:
+    made = KafkaWorld(KafkaConfig(kafka_broker.bootstrap))
+    yield made
+    made.broker.close()
+
+
+class TestKafkaBroker(BrokerSuite):
+    """Contract without an outage."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+class TestKafkaOutage(OutageSuite):
+    """Contract of outages: the broker frozen, and killed and started again."""
+
+    REQUEST_TIMEOUT = 1.0
+
+    @pytest.fixture(scope="class")
+    def cluster(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+        directory: Path = tmp_path_factory.mktemp("fragile-kafka")
+        with LocalCluster.start(directory, die_with_parent=True) as cluster:
+            yield cluster
+
+    @pytest.fixture(params=["frozen", "killed"])
+    def world(self, request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[FragileWorld]:
+        config = KafkaConfig(cluster.bootstrap, request_timeout=self.REQUEST_TIMEOUT)
+        made = FragileKafkaWorld(config, cluster, frozen=request.param == "frozen")
+        yield made
+        made.broker.close()
