@@ -113,6 +113,8 @@ def build_batch(
         if isinstance(one, RouteError):
             absent[index] = one
             continue
+        if not len(one.routes):
+            continue
         _same_model(one, shape)
         rows = slice(int(bounds[index]), int(bounds[index]) + one.ref.rows)
         routes[rows] = select_layers(one, shape.layers)
@@ -122,7 +124,7 @@ def build_batch(
 
 
 def _same_model(one: Rollout, shape: Shape) -> None:
-    if len(one.routes) and (one.top_k, one.num_experts) != (shape.top_k, shape.num_experts):
+    if (one.top_k, one.num_experts) != (shape.top_k, shape.num_experts):
         raise InvalidInput(
             "refs",
             f"{one.ref.key} is of a model with {one.num_experts} experts and top-{one.top_k}, "

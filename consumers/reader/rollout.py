@@ -14,7 +14,8 @@ from moebus.schemas.route_ref import RouteRef
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """A whole attempt. `routes` [rows, layers, top_k] in the wire's type (uint8, uint16 or uint32), maybe read-only;
-    `routes[i]` is row `start + i`. `ref.rows` counts all rows, also where only some were asked for."""
+    `routes[i]` is row `start + i`. `ref.rows` counts all rows, also where only some were asked for. `versions`
+    is None where a store had too many for its answer."""
 
     ref: RouteRef
     routes: RouteArray
@@ -24,7 +25,7 @@ class Rollout:
     status: Status
     finish_reason: str = ""
     epoch: int = 0
-    versions: Versions = ()
+    versions: Versions | None = ()
     card_digest: str | None = None
     start: int = 0
 

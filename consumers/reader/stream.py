@@ -113,6 +113,8 @@ class RolloutStream:
         self._on_close = on_close
         self._lock = threading.RLock()
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._begins: dict[TopicPartition, int] = {}
+        self._unplaced: set[TopicPartition] = set()
         self._ready: deque[tuple[_Partition, Open]] = deque()
         self._gone = Tally()
         self._corrupt = 0
@@ -141,10 +143,12 @@ class RolloutStream:
             if item is not None:
                 return item
             self._commit(force=False)
+            self._place()
             left = POLL_SECONDS if deadline is None else max(0.0, deadline - self._clock.monotonic())
             for record in self._reader.poll(min(POLL_SECONDS, left), POLL_RECORDS):
                 self._feed(record)
-            if not self._ready and deadline is not None and self._clock.monotonic() >= deadline:
+            idle = deadline is not None and self._clock.monotonic() >= deadline
+            if idle and not self._ready and not self._unplaced:
                 break
         if not self._closed:
             self._commit(force=True)
@@ -160,6 +164,10 @@ class RolloutStream:
         self._refetcher.close()
         self.revoked(list(self._partitions))
         self._on_close(self)
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Partitions that this member has at the moment."""
+        return self._reader.assignment()
 
     def tally(self) -> dict[str, int]:
         """Attempts and records that were not delivered, by reason, since the start."""
@@ -179,11 +187,15 @@ class RolloutStream:
     # --- GroupListener, on the thread that polls ---
 
     def assigned(self, tps: Sequence[TopicPartition]) -> None:
-        """Nothing yet: a partition's position is that of its first record."""
+        """Holds them until `_place` has looked where the group is: a client may go on at its own position where it
+        had the partition before, past what was delivered and not acknowledged."""
+        self._unplaced |= set(tps)
+        self._reader.pause(tps)
 
     def revoked(self, tps: Sequence[TopicPartition]) -> None:
         """Drops everything of these partitions, ready or not; the next owner starts at what was committed."""
         with self._lock:
+            self._unplaced -= set(tps)
             for tp in tps:
                 partition = self._partitions.pop(tp, None)
                 if partition is not None:
@@ -193,10 +205,25 @@ class RolloutStream:
 
     # --- inside ---
 
+    def _place(self) -> None:
+        """Puts newly assigned partitions where the group has committed, else where it began."""
+        for tp in sorted(self._unplaced):
+            try:
+                committed = self._reader.committed(tp)
+            except BrokerUnavailable as exc:  # asked again at the next turn; nothing is read of it until then
+                _log.warning("routes.place_failed", f"where {tp} goes on is not known yet: {exc}", topic=self._topic)
+                return
+            begin = self._begins.get(tp) if committed is None else committed
+            if begin is not None:
+                self._reader.seek(tp, begin)
+            self._reader.resume([tp])
+            self._unplaced.discard(tp)
+
     def _feed(self, record: LogRecord) -> None:
         with self._lock:
             partition = self._partitions.get(record.tp)
             if partition is None:
+                self._begins.setdefault(record.tp, record.offset)
                 partition = self._partitions[record.tp] = _Partition(record.tp, self._run, record.offset)
             whole = partition.assembler.feed(record)
             if whole is not None:

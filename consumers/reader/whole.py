@@ -51,7 +51,7 @@ def make_rollout(attempt: Open, again: Mapping[int, Chunk], bases: BaseSource, b
         if (before.layers, before.top_k, before.num_experts) != (layers, top_k, experts):
             raise RouteCorrupt(f"{end.header.key}: its base {before.ref.key} has other layers or experts")
         own = np.concatenate([before.routes[: base.rows], own.reshape(-1, len(layers), top_k)])
-        cut = tuple(entry for entry in before.versions if entry[0] < base.rows)
+        cut = tuple(entry for entry in before.versions or () if entry[0] < base.rows)
         versions = merge_versions([cut, versions])
     if len(own) != end.rows:
         raise RouteCorrupt(f"{end.header.key}: {len(own)} rows where the END says {end.rows}")

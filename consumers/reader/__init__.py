@@ -1,0 +1,21 @@
+"""Reading routes: `RoutingReader`, `RouteBatch` and the stream of whole rollouts."""
+
+from moebus.consumers.reader.batch import RouteBatch
+from moebus.consumers.reader.directory import FixedStores, MembersDirectory, StoreAddress
+from moebus.consumers.reader.errors import StoreUnreachable
+from moebus.consumers.reader.reader import RoutingReader
+from moebus.consumers.reader.rollout import Rollout
+from moebus.consumers.reader.stream import RolloutStream, StreamItem, StreamOptions
+
+__all__ = [
+    "FixedStores",
+    "MembersDirectory",
+    "Rollout",
+    "RolloutStream",
+    "RouteBatch",
+    "RoutingReader",
+    "StoreAddress",
+    "StoreUnreachable",
+    "StreamItem",
+    "StreamOptions",
+]
