@@ -18,6 +18,8 @@ from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics, ensure
 from moebus.cli import _context, control, workers
+from moebus.consumers.control import ControlWorkerHost, WorkerSpec
+from moebus.engine.simulated import SimulatedEngine
 from moebus.observability.settings import KafkaSettings
 from moebus.schemas.control_args import Method
 from moebus.schemas.errors import MoebusError
@@ -233,34 +235,40 @@ def kcat(*args: str, stdin: str = "") -> str:
     return done.stdout
 
 
+def answers(bootstrap: str, topic: str, worker: str) -> list[dict[str, Any]]:
+    """What kcat reads of `worker`'s final answers."""
+    text = kcat("-b", bootstrap, "-t", topic, "-C", "-o", "beginning", "-e", "-q", "-f", "%s\n")
+    found = [json.loads(line) for line in text.splitlines()]
+    return [one for one in found if one.get("worker_id") == worker and one["phase"] == "done"]
+
+
 @pytest.mark.kafka
 def test_kcat_publishes_a_bare_command_and_reads_the_answer(
     kafka_broker: LocalCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topics = Topics(topic_prefix)
-    broker = open_broker(kafka_broker.bootstrap)
+    topics, bootstrap = Topics(topic_prefix), kafka_broker.bootstrap
+    broker, engine = open_broker(bootstrap), SimulatedEngine()
+    monkeypatch.setenv("MOEBUS_KAFKA__BOOTSTRAP_SERVERS", bootstrap)
+    monkeypatch.setenv("MOEBUS_TOPIC_PREFIX", topic_prefix)
+    monkeypatch.setenv("COLUMNS", "240")
+    ensure(broker.admin(), topics)
+    host = ControlWorkerHost(broker, topics, [WorkerSpec("worker-1", engine)])
+    host.start()
     try:
-        admin = broker.admin()
-        ensure(admin, topics)
-        monkeypatch.setenv("MOEBUS_KAFKA__BOOTSTRAP_SERVERS", kafka_broker.bootstrap)
-        monkeypatch.setenv("MOEBUS_TOPIC_PREFIX", topic_prefix)
-        monkeypatch.setenv("COLUMNS", "240")
-        with FakeWorker(broker, topics, "worker-1") as worker:
-            bare = '{"request_id":"control-1","method":"pause","args":{}}'
-            kcat("-b", kafka_broker.bootstrap, "-t", topics.control_requests, "-P", stdin=bare)
-            wait_until(lambda: "control-1" in [r.request_id for r in worker.seen], 30, "the bare command")
-            options = ("-C", "-o", "beginning", "-c", "2", "-q", "-f", "%k %s\n")
-            lines = kcat("-b", kafka_broker.bootstrap, "-t", topics.control_responses, *options).splitlines()
-            key, _, value = lines[1].partition(" ")
-            answer = json.loads(value)
-            assert key == answer["request_id"] == "control-1"
-            assert (answer["worker_id"], answer["phase"], answer["code"]) == ("worker-1", "done", "ok")
-            shown = objects(run("control", "show", "control-1", "--json"))[0]
-            assert shown["outcome"]["expected"] is None
-            assert shown["outcome"]["status"] == "ok"
-            update = run("control", "update-weights", "--version", "v2", "--timeout", "30", "--json")
-            assert update.exit_code == 0, update.output
-            assert objects(update)[0]["decision"] == "commit"
-            assert objects(run("workers", "--json"))[0]["live"] is True
+        wait_until(lambda: [w for w in objects(run("workers", "--json")) if w["ready"]], 30, "a ready worker")
+        bare = '{"request_id":"control-1","method":"pause","args":{}}'
+        kcat("-b", bootstrap, "-t", topics.control_requests, "-P", stdin=bare)
+        found = wait_until(lambda: answers(bootstrap, topics.control_responses, "worker-1"), 30, "the answer", step=0.1)
+        assert [(one["request_id"], one["code"]) for one in found] == [("control-1", "ok")]
+        assert engine.inspect().paused
+        shown = objects(run("control", "show", "control-1", "--json"))[0]
+        assert (shown["outcome"]["expected"], shown["outcome"]["status"]) == (None, "ok")
+        update = run("control", "update-weights", "--version", "v2", "--timeout", "30", "--json")
+        assert update.exit_code == 0, update.output
+        assert objects(update)[0]["decision"] == "commit"
+        assert engine.inspect().version == "v2"
+        assert run("control", "resume", "--expect-version", "v1").exit_code == 1
+        assert run("control", "resume", "--expect-version", "v2").exit_code == 0
     finally:
+        host.stop()
         broker.close()
