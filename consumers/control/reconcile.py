@@ -83,7 +83,7 @@ class Reconciler:
         except EngineTainted as error:
             return tainted(state, str(error))
         except (Cannot, MoebusError) as error:
-            return self._failed(state, str(error))
+            return self._failed(state, str(error), same_engine)
         return self._settle(state, open_traffic, digest)
 
     def _settle(self, state: State, open_traffic: bool, digest: str | None) -> State:
@@ -91,7 +91,7 @@ class Reconciler:
         found = engine.inspect()
         holds = state.weights is Weights.VALID and not state.transferring and state.fault is None
         if holds and found.resident.get(Tag.WEIGHT, True) and not _right_version(state, found, True, digest):
-            return self._failed(state, f"the engine woke with version {found.version!r}, not {state.version!r}")
+            return self._failed(state, f"the engine woke with version {found.version!r}, not {state.version!r}", True)
         if state.version is None and found.weights_valid:
             state = replace(state, version=found.version)
         state = replace(state, frozen=found.frozen > 0)
@@ -99,9 +99,11 @@ class Reconciler:
             engine.resume()
         return state
 
-    def _failed(self, state: State, reason: str) -> State:
+    def _failed(self, state: State, reason: str, same_engine: bool) -> State:
         found = self._effects.engine.inspect()
-        return tainted(state, reason) if found.tainted else behind(state, reason, found)
+        if found.tainted or (state.fault is Lifecycle.TAINTED and same_engine):
+            return tainted(state, state.reason or reason)
+        return behind(state, reason, found)
 
     def _weights(self, state: State, todo: Plan, found: Inspection, same_engine: bool) -> State:
         if state.transferring and not same_engine:
@@ -141,4 +143,5 @@ class Reconciler:
 
 
 def _cured(state: State, todo: Plan) -> bool:
-    return state.fault is not None and not todo.load
+    """Empty memory is what was asked for only where a command emptied it; after a fault it stays one."""
+    return state.fault is not None and not todo.load and state.weights is Weights.VALID

@@ -22,7 +22,7 @@ from moebus.consumers.control.state_record import from_record
 from moebus.consumers.control.worker import GRACE_MS, Worker
 from moebus.schemas.control_args import Method, TransferWeightsArgs
 from moebus.schemas.members import MemberState
-from moebus.schemas.responses import Code, ControlResponse, Lifecycle, Phase, WorkerState
+from moebus.schemas.responses import Code, ControlResponse, Lifecycle, Phase, Weights, WorkerState
 from moebus.schemas.tags import Tag
 
 
@@ -181,7 +181,7 @@ def _doubtful_transfer(worker: Worker, entry: Entry, ticket: Ticket) -> None:
         _give(worker, ticket, entry.offset, Code.UNKNOWN, "the last process ended during init; init again")
     elif not worker.keeper.same_engine:
         reason = "the engine was lost during a weight transfer; transfer or update again"
-        worker.state = behind(worker.state, reason, found)
+        worker.state = behind(replace(worker.state, weights=Weights.EMPTY), reason, found)
         _give(worker, ticket, entry.offset, Code.BEHIND, reason)
     elif args.step == "finish" and found.weights_valid and not found.tainted and found.version == args.version:
         decision = decide(worker.state, entry.command, worker.member.can, None)

@@ -1,0 +1,166 @@
+"""A crash at each fault point: one effect and one answer, with the engine surviving and with the engine lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moebus.engine.simulated import SimulatedEngine
+from moebus.schemas.responses import Code, Lifecycle
+from tests.support.control_lab import Crash, CrashAt, Lab
+from tests.support.gate import Gate
+
+POINTS = ("after_read", "after_state", "mid_effect", "after_effect", "after_response", "after_second_state")
+COMMANDS: dict[str, tuple[dict[str, Any] | None, Lifecycle, bool]] = {
+    # method -> args, lifecycle afterwards, whether both tags are resident
+    "pause": (None, Lifecycle.PAUSED, True),
+    "sleep": (None, Lifecycle.PAUSED, False),
+    "reset_cache": (None, Lifecycle.RUNNING, True),
+    "begin_run": ({"run": "exp"}, Lifecycle.PAUSED, True),
+}
+
+
+def crash_during(lab: Lab, engine: SimulatedEngine, point: str, method: str, args: Any, skip: int = 0) -> str | None:
+    """The id of the command whose handling ended in a crash; None where the point was not reached."""
+    fault = CrashAt(point, skip)
+    host = lab.host(engine, fault=fault)
+    fault.armed = True
+    request_id = lab.send(method, args)
+    try:
+        lab.turn()
+    except Crash:
+        lab.crash(host)
+        return request_id
+    return None
+
+
+def restart(lab: Lab, engine: SimulatedEngine, lost: bool) -> None:
+    if lost:
+        engine.lose()
+    lab.silence()
+    lab.host(engine)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("method", COMMANDS)
+def test_commands(lab: Lab, method: str, point: str, lost: bool) -> None:
+    args, lifecycle, resident = COMMANDS[method]
+    engine = lab.engine()
+    request_id = crash_during(lab, engine, point, method, args)
+    if request_id is None:
+        assert point == "mid_effect", "only a command of one step has no middle"
+        return
+    restart(lab, engine, lost)
+    answers = lab.answers(request_id)
+    assert answers[0].code is Code.OK
+    assert len(answers) == 1
+    found = engine.inspect()
+    assert found.paused is (lifecycle is not Lifecycle.RUNNING)
+    assert set(found.resident.values()) == {resident}
+    member = lab.member()
+    assert member is not None
+    assert member.state is not None
+    assert (member.state.lifecycle, member.ready, member.operation) == (lifecycle, True, None)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", POINTS)
+def test_resume_and_wakeup(lab: Lab, point: str, lost: bool) -> None:
+    engine = lab.engine()
+    first = lab.host(engine)
+    assert lab.ask("sleep", {"tags": "kv_cache"}).code is Code.OK
+    lab.crash(first)
+    lab.silence()
+    request_id = crash_during(lab, engine, point, "wakeup", {"resume": True})
+    assert request_id is not None
+    restart(lab, engine, lost)
+    assert [answer.code for answer in lab.answers(request_id)] == [Code.OK]
+    assert not engine.inspect().paused
+    assert all(engine.inspect().resident.values())
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", ["after_read", "after_state", "after_effect", "after_response", "after_second_state"])
+def test_abort_is_not_repeated(lab: Lab, point: str, lost: bool) -> None:
+    gate = Gate()
+    engine = lab.engine(gate=gate)
+    request_id = crash_during(lab, engine, point, "abort_requests", {"all": True})
+    assert request_id is not None
+    restart(lab, engine, lost)
+    codes = [answer.code for answer in lab.answers(request_id)]
+    in_doubt = point in ("after_state", "after_effect")
+    assert codes == [Code.UNKNOWN if in_doubt else Code.OK]
+    assert [name for name, _ in gate.calls].count("abort_requests") == (0 if point == "after_state" else 1)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", ["after_read", "after_state", "after_effect", "after_response", "after_second_state"])
+def test_stage(lab: Lab, point: str, lost: bool) -> None:
+    engine, source = lab.engine(), lab.file("v2")
+    first = lab.host(engine)
+    lab.ask("pause")
+    lab.crash(first)
+    lab.silence()
+    update = crash_during(lab, engine, point, "update_weights", {"version": "v2", "source": source})
+    assert update is not None
+    restart(lab, engine, lost)
+    assert lab.answer(update).result is not None
+    assert engine.inspect().version == "initial"
+    lab.decide(update)
+    assert [answer.code for answer in lab.answers(update)] == [Code.OK]
+    assert engine.inspect().version == "v2"
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", ["after_read", "after_state", "after_effect", "after_response", "after_second_state"])
+def test_commit(lab: Lab, point: str, lost: bool) -> None:
+    gate = Gate()
+    engine, source = lab.engine(gate=gate), lab.file("v2")
+    fault = CrashAt(point)
+    host = lab.host(engine, fault=fault)
+    lab.ask("pause")
+    update = lab.send("update_weights", {"version": "v2", "source": source})
+    lab.turn()
+    fault.armed = True
+    lab.send("decide", {"request_id": update, "decision": "commit"})
+    with pytest.raises(Crash):
+        lab.turn()
+    lab.crash(host)
+    restart(lab, engine, lost)
+    assert [answer.code for answer in lab.answers(update)] == [Code.OK]
+    found = engine.inspect()
+    assert (found.version, found.weights_valid, found.paused) == ("v2", True, True)
+    if not lost:
+        assert [name for name, _ in gate.calls].count("commit") == 1
+    assert lab.ask("resume").code is Code.OK
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("step", ["start", "update", "finish"])
+def test_transfer(lab: Lab, step: str, lost: bool) -> None:
+    """A transfer cut in the middle cannot be repeated: TAINTED where the memory stays, BEHIND where it is fresh."""
+    engine, fault = lab.engine(), CrashAt("after_state")
+    host = lab.host(engine, fault=fault)
+    lab.ask("pause")
+    for name in ("start", "update", "finish"):
+        fault.armed = name == step
+        request_id = lab.send("transfer_weights", {"step": name, "version": "v2", "info": {"names": ["a"]}})
+        if name == step:
+            with pytest.raises(Crash):
+                lab.turn()
+            break
+        lab.turn()
+    lab.crash(host)
+    restart(lab, engine, lost)
+    code = Code.BEHIND if lost else Code.TAINTED
+    assert [answer.code for answer in lab.answers(request_id)] == [code]
+    assert lab.ask("resume").code is code
+    assert engine.inspect().paused
+    update = lab.send("update_weights", {"version": "v3", "source": lab.file("v3")})
+    lab.turn()
+    lab.decide(update)
+    assert lab.answer(update).code is Code.OK
+    assert lab.ask("resume").code is Code.OK
+    assert engine.inspect().version == "v3"
