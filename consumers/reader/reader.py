@@ -27,7 +27,7 @@ from moebus.observability.metrics import Metrics
 from moebus.observability.settings import Settings, load_settings
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.model_card import ModelCard
-from moebus.schemas.rollout import check_run, partition_key, rollout_key
+from moebus.schemas.rollout import check_group, check_run, default_group, partition_key, rollout_key
 from moebus.schemas.route_errors import (
     AmbiguousAttempt,
     RouteCorrupt,
@@ -71,7 +71,7 @@ class RoutingReader:
         self._directory: StoreDirectory = (
             MembersDirectory(broker, topics.members, self._clock) if stores is None else FixedStores(stores)
         )
-        self._fixed = stores is not None
+        self._fixed = stores is not None  # whoever named the stores may have no broker to ask
         self._asker = Asker(self._directory, self._client.get, self._clock, time.sleep)
         self._looker = Asker(self._directory, self._client.head, self._clock, time.sleep)
         self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="moebus-resolve")
@@ -150,24 +150,27 @@ class RoutingReader:
         choice: int = 0,
         attempt: str | None = None,
         *,
+        group: str | None = None,
         wait: float = 0.0,
         layers: Sequence[int] | None = None,
         start: int = 0,
         stop: int | None = None,
         min_offset: int | None = None,
     ) -> Rollout:
-        """One rollout of any status, by identity: every store is asked.
+        """One rollout of any status, by identity: stores are asked for every partition, or for that of `group` alone.
 
         `attempt`: which one, where there are several. `start`, `stop`: rows. `min_offset`: answer only once the store
-        has read its partition up to there (`Stored.end.offset + 1`).
+        has read the partition of the group (default: that of the id) up to there (`Stored.end.offset + 1`).
 
         Raises:
             InvalidInput: naming the argument.  RouteError: its subclasses.  BrokerUnavailable.
         """
         rollout_key(self.run, rollout_id, choice)
-        query = Query(
-            self.run, rollout_id, choice, attempt, None if layers is None else tuple(layers), start, stop, min_offset
-        )  # fmt: skip
+        wanted = None if layers is None else tuple(layers)
+        partition = None
+        if group is not None or min_offset is not None:
+            partition = self._partition(default_group(rollout_id) if group is None else check_group(group))
+        query = Query(self.run, rollout_id, choice, attempt, wanted, start, stop, min_offset, partition)
         return self._counted(query, wait)
 
     def exists(self, rollout_id: str, choice: int = 0, attempt: str | None = None) -> bool:
@@ -236,13 +239,11 @@ class RoutingReader:
         return self._asker.get(self._query(ref, None), wait)
 
     def _query(self, ref: RouteRef, layers: tuple[int, ...] | None) -> Query:
-        partition = self._partition(ref)
+        partition = None if self._fixed else self._partition(ref.effective_group)
         return Query(ref.run, ref.rollout_id, ref.choice, ref.attempt, layers, partition=partition)
 
-    def _partition(self, ref: RouteRef) -> int | None:
-        """Where the rollout lies, so that only its store is asked; None where that cannot be said."""
-        if self._fixed:
-            return None
+    def _partition(self, group: str) -> int | None:
+        """Where a group lies, so that only its store is asked; None where that cannot be said now."""
         if self._partitions is None:
             admin = self._broker.admin()
             try:
@@ -254,7 +255,7 @@ class RoutingReader:
             if info is None:
                 return None
             self._partitions = info.partitions
-        return partition_for(partition_key(ref.run, ref.effective_group), self._partitions)
+        return partition_for(partition_key(self.run, group), self._partitions)
 
     def _counted(self, query: Query, wait: float) -> Rollout:
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpx
@@ -16,12 +16,37 @@ from moebus.consumers.reader.rollout import Rollout
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.route_answer import RouteAnswer
-from moebus.schemas.route_errors import ROUTE_ERRORS, RouteCorrupt, route_error
+from moebus.schemas.route_errors import (
+    ROUTE_ERRORS,
+    AmbiguousAttempt,
+    RouteCorrupt,
+    RouteDeleted,
+    RouteError,
+    RouteNotYet,
+    StoreCatchingUp,
+    route_error,
+)
 
 CONNECT_SECONDS = 2.0
 READ_SECONDS = 15.0
 """How long a store may be silent beyond the time that it was allowed to wait."""
+_BY_STATUS: dict[int, type[RouteError]] = {
+    404: RouteNotYet,
+    409: AmbiguousAttempt,
+    410: RouteDeleted,
+    422: RouteCorrupt,
+    503: StoreCatchingUp,
+}
 _Params = dict[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class StorePage:
+    """`rollouts`: one object for each whole attempt (the fields of its RouteRef, group, status, epoch, partition,
+    at_ms). `next`: the cursor of the page after this one, None after the last."""
+
+    rollouts: list[dict[str, Any]]
+    next: str | None
 
 
 class StoreClient:
@@ -29,7 +54,7 @@ class StoreClient:
 
     def __init__(self, transport: httpx.BaseTransport | None = None) -> None:
         # trust_env=False: stores are addressed directly, never through a proxy of the environment
-        self._http = httpx.Client(trust_env=False, transport=transport)
+        self._http = httpx.Client(trust_env=False, transport=transport, headers={"accept-encoding": "identity"})
 
     def get(self, url: str, query: Query, wait: float) -> Rollout:
         """The rows asked for; the store may wait up to `wait` seconds for them.
@@ -40,8 +65,28 @@ class StoreClient:
         return self._fetch("GET", url, query, wait)
 
     def head(self, url: str, query: Query, wait: float) -> Rollout:
-        """As `get` without the rows: `routes` has none."""
+        """As `get` without the rows: `routes` has none. What is deleted and what never comes cannot be told apart."""
         return self._fetch("HEAD", url, query, wait)
+
+    def page(self, url: str, run: str, prefix: str | None, after: str | None, limit: int) -> StorePage:
+        """Whole attempts of a run that this store holds, below `prefix` (None: all), behind the cursor `after`.
+
+        Raises:
+            InvalidInput, RouteError: as `get`.
+        """
+        given: dict[str, str | None] = {"run": run, "prefix": prefix, "after": after, "limit": str(limit)}
+        params = {name: value for name, value in given.items() if value is not None}
+        try:
+            response = self._http.get(f"{url}/v1/routes", params=params, timeout=READ_SECONDS)
+        except httpx.TransportError as exc:
+            raise StoreUnreachable(f"{url} does not answer: {exc or type(exc).__name__}") from exc
+        if response.status_code != 200:
+            _refuse(response.status_code, response.content, url)
+        said = _object(response.content)
+        try:
+            return StorePage([dict(entry) for entry in said["rollouts"]], said["next"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise StoreUnreachable(f"{url} answers with something else than a page of rollouts") from exc
 
     def close(self) -> None:
         self._http.close()
@@ -53,7 +98,7 @@ class StoreClient:
             with self._http.stream(method, target, params=_params(query, wait), timeout=timeout) as response:
                 if response.status_code != 200:
                     response.read()
-                    _refuse(response.status_code, response.headers, response.content, f"{query} at {url}")
+                    _refuse(response.status_code, response.content, f"{query} at {url}")
                 return _rollout(response, rows=method == "GET")
         except (httpx.TransportError, httpx.DecodingError) as exc:
             raise StoreUnreachable(f"{query}: {url} does not answer: {exc or type(exc).__name__}") from exc
@@ -73,6 +118,8 @@ def _params(query: Query, wait: float) -> _Params:
         params["stop"] = query.stop
     if query.min_offset is not None:
         params["min_offset"] = query.min_offset
+    if query.partition is not None:
+        params["partition"] = query.partition
     return params
 
 
@@ -96,7 +143,7 @@ def _body(response: httpx.Response, answer: RouteAnswer) -> RouteArray:
         raise RouteCorrupt(f"{response.url} sends {length} bytes where its rows have {answer.nbytes}")
     body = bytearray(answer.nbytes)
     filled = 0
-    for piece in response.iter_raw():
+    for piece in response.iter_bytes():
         if filled + len(piece) > len(body):
             raise RouteCorrupt(f"{response.url} sends more than the {len(body)} bytes it announced")
         body[filled : filled + len(piece)] = piece
@@ -107,16 +154,22 @@ def _body(response: httpx.Response, answer: RouteAnswer) -> RouteArray:
     return flat.reshape(answer.shape)
 
 
-def _refuse(status: int, headers: Mapping[str, str], body: bytes, what: str) -> NoReturn:
+def _refuse(status: int, body: bytes, what: str) -> NoReturn:
+    said = _object(body)
+    name, detail = str(said.get("error", "")), str(said.get("detail") or f"HTTP {status}")
+    if name in ROUTE_ERRORS:
+        raise route_error(name, detail)
+    if not body and status in _BY_STATUS:  # the answer to a HEAD
+        raise _BY_STATUS[status](f"{what}: HTTP {status}")
+    if status == 400:
+        field, colon, reason = detail.partition(": ")
+        raise InvalidInput(field if colon else "query", reason or detail)
+    raise StoreUnreachable(f"{what}: HTTP {status} {name} {detail}")
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
         said = json.loads(body)
     except ValueError:
-        said = None
-    said = said if isinstance(said, dict) else {}
-    name = str(said.get("error") or headers.get("moebus-error", ""))
-    detail = str(said.get("detail") or f"HTTP {status}")
-    if name in ROUTE_ERRORS:
-        raise route_error(name, detail)
-    if status == 400:
-        raise InvalidInput(str(said.get("field", "query")), detail)
-    raise StoreUnreachable(f"{what}: HTTP {status} {name} {detail}".rstrip())
+        return {}
+    return said if isinstance(said, dict) else {}
