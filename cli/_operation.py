@@ -126,11 +126,11 @@ def print_outcome(outcome: Outcome, so_far: bool = False) -> None:
     """One row a worker, the missing ones too, and a line for the whole. `so_far`: answers may still come."""
     table = Table("worker", "answer", "state", "memory", "version", "message")
     for worker, response in outcome.responses.items():
-        table.add_row(worker, _code(response.code), *_state(response), _message(response))
+        add_row(table, worker, _code(response.code), *_state(response), _message(response))
     for worker in outcome.missing:
-        table.add_row(worker, Text("no answer", style="red"), "", "", "", "")
+        add_row(table, worker, Text("no answer", style="red"), "", "", "", "")
     for worker, response in outcome.others.items():
-        table.add_row(worker, _code(response.code), *_state(response), f"(not expected) {_message(response)}")
+        add_row(table, worker, _code(response.code), *_state(response), f"(not expected) {_message(response)}")
     if table.row_count:
         out.print(table)
     decision = f", {outcome.decision}" if outcome.decision is not None else ""
@@ -196,6 +196,11 @@ def _tag_text(entry: object) -> str:
     return " ".join(
         str(value) if not isinstance(value, int) else human_bytes(value) for value in entry.values() if value
     )
+
+
+def add_row(table: Table, *cells: str | Text) -> None:
+    """A row whose cells are shown as they are: what workers and users write is no markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def human_bytes(count: int) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from moebus.cli._context import session
-from moebus.cli._operation import add_command, print_outcome
+from moebus.cli._operation import add_command, add_row, print_outcome
 from moebus.cli._output import JsonFlag, emit, out
 from moebus.producers.control import ControlClient, HistoryEntry, Trace, TraceEvent
 from moebus.schemas.control_args import CacheMode, Level, Method, PauseMode, WakeWeights
@@ -143,7 +143,7 @@ def print_trace(trace: Trace) -> None:
     """A row for each record about the command, then its outcome."""
     table = Table("time (broker)", "who", "what", "where", "detail")
     for event in trace.events:
-        table.add_row(time_text(event.time_ms), event.actor, _what(event), event.where, event.detail)
+        add_row(table, time_text(event.time_ms), event.actor, _what(event), event.where, event.detail)
     out.print(table)
     if trace.outcome is not None:
         print_outcome(trace.outcome, so_far=True)
@@ -164,7 +164,7 @@ def history_command(
     table = Table("time (broker)", "offset", "command", "target", "status", "request id", "by")
     for entry in entries:
         emit(entry.as_dict(), as_json=as_json)
-        table.add_row(*_history_row(entry))
+        add_row(table, *_history_row(entry))
     if not as_json:
         out.print(table)
 

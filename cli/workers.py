@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from moebus.cli._context import session
-from moebus.cli._operation import human_bytes
+from moebus.cli._operation import add_row, human_bytes
 from moebus.cli._output import JsonFlag, emit, out
 from moebus.producers.control import ControlClient, MemberView
 from moebus.schemas.errors import FatalError
@@ -46,7 +46,8 @@ def _print_all(workers: list[MemberView]) -> None:
         member = view.state
         state = member.state
         memory = "" if state is None else ", ".join(_memory(view, str(tag), str(r)) for tag, r in state.tags.items())
-        table.add_row(
+        add_row(
+            table,
             view.member_id,
             Text("yes", style="green") if view.live else Text("no", style="red"),
             "yes" if member.ready else "no",
@@ -69,7 +70,7 @@ def _print_one(view: MemberView) -> None:
     table = Table("field", "value")
     for name, value in view.as_dict().items():
         if name != "ops":
-            table.add_row(name, str(value))
+            add_row(table, name, str(value))
     for op in view.ops.ops if view.ops is not None else ():
-        table.add_row(f"operation at offset {op.offset}", f"{op.method} {op.code} ({op.request_id})")
+        add_row(table, f"operation at offset {op.offset}", f"{op.method} {op.code} ({op.request_id})")
     out.print(table)

@@ -64,6 +64,7 @@ class TraceBuilder:
     _events: list[TraceEvent] = field(default_factory=list)
     _dead: list[tuple[str, LogRecord]] = field(default_factory=list)
     _digest: str | None = None
+    _mentioned: set[tuple[str, str]] = field(default_factory=set)
 
     def take(self, record: LogRecord) -> None:
         """Keeps what the record tells of the id; unreadable records tell nothing."""
@@ -140,15 +141,21 @@ class TraceBuilder:
         if key[1]:
             for op in decode_ops(record.value, record.headers).ops:
                 if op.request_id == short:
-                    self._add(record, key[0], "member", code=str(op.code), detail=f"lists {op.method} as done")
+                    self._mention(record, key[0], f"lists {op.method} as done", str(op.code))
             return
         operation = decode_member(record.value, record.headers).operation
         if operation is not None and operation.request_id == short:
-            self._add(record, key[0], "member", detail=f"in progress: {operation.method} {operation.step}".rstrip())
+            self._mention(record, key[0], f"in progress: {operation.method} {operation.step}".rstrip())
 
     def _dead_letter(self, record: LogRecord) -> None:
         if record.key is not None and record.value is not None:
             self._dead.append((record.key.decode("utf-8", "replace"), record))
+
+    def _mention(self, record: LogRecord, member_id: str, detail: str, code: str | None = None) -> None:
+        """Members repeat themselves with every heartbeat; the first time is told."""
+        if (member_id, detail) not in self._mentioned:
+            self._mentioned.add((member_id, detail))
+            self._add(record, member_id, "member", code=code, detail=detail)
 
     def _add(self, record: LogRecord, actor: str, what: str, *, code: str | None = None, detail: str = "") -> None:
         self._events.append(TraceEvent(record.timestamp_ms, str(record), actor, what, code, detail))

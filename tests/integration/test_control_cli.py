@@ -129,7 +129,7 @@ def test_every_command_sends_what_it_says(
 
 def test_exit_codes_and_one_sentence_on_stderr(broker: MemoryBroker) -> None:
     bad = {
-        Method.PAUSE: (Reply(code=Code.CONFLICT, message="run is over"),),
+        Method.PAUSE: (Reply(code=Code.CONFLICT, message="run [/is] over"),),
         Method.SLEEP: (),
         Method.UPDATE_WEIGHTS: staged("other"),
     }
@@ -143,8 +143,9 @@ def test_exit_codes_and_one_sentence_on_stderr(broker: MemoryBroker) -> None:
         enough = run("control", "pause", "--min-ok", "1")
     codes = [r.exit_code for r in (partial, failed, late, nobody, voided, wrong, enough)]
     assert codes == [3, 1, 4, 1, 1, 2, 0]
-    assert "b answered conflict: run is over" in partial.stderr
+    assert "b answered conflict: run [/is] over" in partial.stderr
     assert objects(failed)[0]["responses"]["b"]["code"] == "conflict"
+    assert "run [/is] over" in partial.stdout  # no markup of rich's
     assert "no answer in time from b" in late.stderr
     assert "no answer" in late.stdout
     assert "no live worker matches" in nobody.stderr

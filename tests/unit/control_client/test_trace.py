@@ -30,6 +30,7 @@ def test_events_in_order_of_append_time() -> None:
         request_record(make_request("c", "decide", {"request_id": "r1", "decision": "void"}, issuer="me"), 11, 1_400),
         request_record(issued, 12, 1_550),
         *member_records("r1"),
+        *member_records("r1"),  # heartbeats repeat it
         dead,
     ]
     builder = TraceBuilder("r1", TOPICS)
