@@ -178,7 +178,7 @@ class Engine(Protocol):
         ...
 
     def abort_requests(self, ids: Sequence[str] | None) -> list[str]:
-        """Ends these requests (None: all) with reason `abort`; returns the ids that ran."""
+        """Ends these requests (None: all) with reason `abort`, after the step under way; returns the ids that ran."""
         ...
 
     def close(self) -> None: ...
@@ -186,8 +186,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One generation request. `token_ids`: int64 [P], P >= 1. `temperature` 0 = greedy. `request_id` is unique among
-    the requests in flight (the rollout id plus `#choice` by custom)."""
+    """One generation request. `token_ids`: int64 [P], P >= 1. `max_tokens` 0 only prefills (routes of the prompt).
+    `temperature` 0 = greedy. `request_id` is unique among the requests in flight (the rollout id plus `#choice` by
+    custom)."""
 
     request_id: str
     token_ids: npt.NDArray[np.int64]

@@ -25,8 +25,8 @@ def check_prompt(prompt: Prompt, vocab_size: int, max_position: int) -> None:
     if not prompt.request_id or not isinstance(prompt.request_id, str):
         raise InvalidInput("request_id", "a non-empty string is needed")
     _check_tokens(prompt.token_ids, vocab_size)
-    if prompt.max_tokens < 1:
-        raise InvalidInput("max_tokens", f"{prompt.max_tokens} is below 1")
+    if prompt.max_tokens < 0:
+        raise InvalidInput("max_tokens", f"{prompt.max_tokens} is negative")
     longest = len(prompt.token_ids) + prompt.max_tokens
     if longest > max_position:
         raise InvalidInput("max_tokens", f"prompt and output together ({longest}) exceed {max_position} positions")

@@ -41,7 +41,6 @@ from moebus.engine.port import (
 )
 from moebus.engine.prompts import check_prompt
 from moebus.engine.waiting import Never, check_deadline
-from moebus.schemas.errors import InvalidInput
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.tags import ALL_TAGS, Tag
 
@@ -162,10 +161,7 @@ class PaddleEngine:
     # -- requests
 
     def generate(self, prompt: Prompt, timeout: float) -> Generation:
-        check_prompt(prompt, self.config.vocab_size, self.config.max_position)
-        longest = len(prompt.token_ids) + prompt.max_tokens - 1
-        if longest > self.config.num_slots:
-            raise InvalidInput("max_tokens", f"{longest} positions do not fit a KV cache of {self.config.num_slots}")
+        check_prompt(prompt, self.config.vocab_size, min(self.config.max_position, self.config.num_slots))
         with self._admission.changed:  # in one go, so that a shutdown meets all of a request or nothing
             request = Request.of(prompt, self._admission.enter(prompt.request_id))
             self._scheduler.submit(request)

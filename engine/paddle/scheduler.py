@@ -129,7 +129,9 @@ class Scheduler:
             self._end(sequence, error=EngineFailed("the model's logits are not finite; check the weights"))
             return
         sequence.register_full_blocks(self._pool)
-        reason = sequence.add(*sample(logits, sequence.prompt, sequence.sampled))
+        reason: FinishReason | None = "length"
+        if sequence.prompt.max_tokens:
+            reason = sequence.add(*sample(logits, sequence.prompt, sequence.sampled))
         if reason is not None:
             self._end(sequence, reason)
 
@@ -163,7 +165,7 @@ class Scheduler:
         sequence.done.set()
 
     def _conclude(self, sequence: Sequence, reason: FinishReason) -> None:
-        rows = route_rows(sequence.prompt_tokens, sequence.sampled, prefilled=sequence.sampled > 0)
+        rows = route_rows(sequence.prompt_tokens, sequence.sampled, prefilled=sequence.prefilled)
         routes, versions = self._capture.gather(sequence.blocks, sequence.generations, rows)
         kept = routes if sequence.prompt.capture_routes else None
         sequence.result = sequence.outcome(reason, kept, versions)

@@ -44,9 +44,13 @@ class Sequence:
     def sampled(self) -> int:
         return len(self.logprobs)
 
+    @property
+    def prefilled(self) -> bool:
+        return self.computed >= self.prompt_tokens
+
     def positions_needed(self) -> int:
         """Positions that will be forwarded at most: all but the last sampled token."""
-        return self.prompt_tokens + self.prompt.max_tokens - 1
+        return self.prompt_tokens + max(self.prompt.max_tokens, 1) - 1
 
     def start(self, pool: BlockPool) -> bool:
         """Takes cached blocks and new ones for all it needs; False, and nothing taken, where there are too few now."""

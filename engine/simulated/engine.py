@@ -156,7 +156,7 @@ class SimulatedEngine:
             running.cache_epoch = self._cache.epoch
         reason = running.step(self._memory.committed.version, cached)
         if reason is not None and running.cache_epoch == self._cache.epoch:
-            self._cache.store(running.tokens[:-1], running.row_versions)
+            self._cache.store(running.tokens[: len(running.row_versions)], running.row_versions)
         return reason
 
     def _hold_while_frozen(self, admission: Admission, ticket: Ticket, until: float) -> None:
@@ -197,8 +197,8 @@ class SimulatedEngine:
 
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
         self._begin("wakeup", str(tag), deadline)
-        with self._admission.changed:
-            return self._memory.wake(tag, weights)
+        # Without the lock: hashing a large source must not hold up `inspect`, and nothing runs while a tag sleeps.
+        return self._memory.wake(tag, weights)
 
     # -- weights
 

@@ -60,6 +60,8 @@ class Running:
 
     def _sample(self) -> FinishReason | None:
         prompt = self._prompt
+        if prompt.max_tokens == 0:
+            return "length"
         token, logprob = next_token(self._config, self._head, prompt.temperature, prompt.seed)
         self.tokens.append(token)
         self._logprobs.append(logprob)

@@ -36,6 +36,20 @@ class GenerationRules(EngineRules):
         assert result.routes is not None
         assert len(result.routes) == 7
 
+    def test_no_token_asked_for_has_the_rows_of_the_prompt_too(self, rig: Rig) -> None:
+        for _ in range(2):
+            result = rig.run(rig.prompt(size=17, max_tokens=0))
+            assert result.finish_reason == "length"
+            assert len(result.token_ids) == len(result.logprobs) == 0
+            assert result.routes is not None
+            assert len(result.routes) == 17
+            assert result.versions == ((0, "initial"),)
+        assert result.cached_tokens == 16
+        after = rig.run(rig.prompt(size=17, max_tokens=1))
+        assert after.routes is not None
+        assert result.routes is not None
+        assert np.array_equal(after.routes, result.routes)
+
     def test_stop_token_ends_and_counts(self, rig: Rig) -> None:
         free = rig.run(rig.prompt(max_tokens=6))
         stop = int(free.token_ids[2])
@@ -69,7 +83,7 @@ class GenerationRules(EngineRules):
             ("token_ids", Prompt("r", np.zeros(0, np.int64))),
             ("token_ids", Prompt("r", np.asarray([1 << 40]))),
             ("token_ids", Prompt("r", np.asarray([-1]))),
-            ("max_tokens", Prompt("r", np.asarray([1]), max_tokens=0)),
+            ("max_tokens", Prompt("r", np.asarray([1]), max_tokens=-1)),
             ("max_tokens", Prompt("r", np.asarray([1]), max_tokens=1 << 30)),
             ("temperature", Prompt("r", np.asarray([1]), temperature=float("nan"))),
             ("top_p", Prompt("r", np.asarray([1]), top_p=0.0)),

@@ -6,10 +6,11 @@ from tests.contract.engine_generation import GenerationRules
 from tests.contract.engine_lifecycle import LifecycleRules
 from tests.contract.engine_memory import MemoryRules
 from tests.contract.engine_rig import Rig
+from tests.contract.engine_traffic import TrafficRules
 from tests.contract.engine_weights import WeightRules
 
 
-class EngineSuite(GenerationRules, LifecycleRules, MemoryRules, WeightRules):
+class EngineSuite(GenerationRules, LifecycleRules, MemoryRules, WeightRules, TrafficRules):
     """All of them."""
 
 
