@@ -37,7 +37,7 @@ def log_tail(path: Path, last: int = 10, errors: int = 5) -> str:
 
     A node that fails says why, and then a hundred lines about how it shuts down.
     """
-    lines = read_log(path)
+    lines = [line for line in read_log(path) if not line.startswith("\tat ")]  # Java's stack frames
     head, tail = lines[:-last], lines[-last:]
     telling = [line for line in head if _TELLING.search(line)][:errors]
     return "\n".join([*telling, *(["..."] if telling else []), *tail]) or "(it is empty)"

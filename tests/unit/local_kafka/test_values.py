@@ -150,7 +150,7 @@ def test_only_a_clean_stop_makes_an_archive(tmp_path: Path, clean: bool) -> None
 
 def test_an_excerpt_of_a_log_shows_the_error_before_the_farewell(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    log.write_text("start\nERROR disk is gone\n" + "".join(f"closing {i}\n" for i in range(100)))
+    log.write_text("start\nERROR disk is gone\n\tat kafka.Kafka.main\n" + "".join(f"closing {i}\n" for i in range(100)))
     assert log_tail(log, last=2).splitlines() == ["ERROR disk is gone", "...", "closing 98", "closing 99"]
     assert log_tail(tmp_path / "none") == "(it is empty)"
 
