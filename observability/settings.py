@@ -66,6 +66,7 @@ class StoreSettings(_Section):
     commit_bytes: int = Field(32 << 20, ge=1 << 16)
     open_ttl: float = Field(3600, gt=0)
     keep_ttl: float = Field(86400, gt=0)
+    keep: Literal["all", "last_turn"] = "all"
 
 
 class PublisherSettings(_Section):

@@ -129,19 +129,10 @@ class Partition:
             StoreFull: no room; DELETE and CLEAR have a reserve of their own.
         """
         size = len(value or b"")
-        try:
-            ingest = self._begin()
-            if not _frees(value) and self._level(size) > 1 - RESERVE:
-                raise StoreFull(f"{self._used} of {self._map_bytes} bytes are in use", lost=False)
+        if not _frees(value) and self._level(size) > 1 - RESERVE:
+            raise StoreFull(f"{self._used} of {self._map_bytes} bytes are in use", lost=False)
+        with self._guarded() as ingest:
             outcome = ingest.apply(value, now_ms)
-        except FULL as error:
-            self.rollback()
-            raise StoreFull(str(error), lost=True) from error
-        except StoreFull:
-            raise
-        except Exception:
-            self.rollback()
-            raise
         if outcome.fence is not None:
             self._pending = (*self._pending, outcome.fence)
         if outcome.completed is not None:
@@ -151,7 +142,8 @@ class Partition:
         return outcome
 
     def skip_to(self, offset: int) -> None:
-        """Where reading starts in an empty partition, and over a gap of the log."""
+        """Where reading starts in an empty partition."""
+        self._meta = replace(self._meta, next_offset=offset)
         self.next_offset = offset
 
     def commit(self) -> Batch:
@@ -185,17 +177,26 @@ class Partition:
         self.next_offset = self._meta.next_offset
 
     def tidy(self, now_ms: int) -> bool:
-        """Takes away what time has ended and frees a slice of what was removed; True when there may be more."""
+        """Takes away what time has ended and frees a slice of what was removed; True when there may be more.
+
+        Raises:
+            StoreFull: the batch is lost.
+        """
         with self.env.reading() as txn:
             if not self._due(Tables(self.env, txn), now_ms):
                 return False
-        ingest = self._begin()
-        ingest.removal.sweep(now_ms)
-        return ingest.removal.free(_FREE_SLICE) >= _FREE_SLICE
+        with self._guarded() as ingest:
+            ingest.removal.sweep(now_ms)
+            return ingest.removal.free(_FREE_SLICE) >= _FREE_SLICE
 
     def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes]) -> int:
-        """What a DELETE or CLEAR further on in the log will remove anyway, now, to make room."""
-        return self._begin().removal.take_away(record, now_ms, spare)
+        """What a DELETE or CLEAR further on in the log will remove anyway, now, to make room; returns how many went.
+
+        Raises:
+            StoreFull: the batch is lost.
+        """
+        with self._guarded() as ingest:
+            return ingest.removal.take_away(record, now_ms, spare)
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Tables, tuple[Delete | Clear, ...]]]:
@@ -213,6 +214,18 @@ class Partition:
         """Drops the open batch and closes; a second call does nothing."""
         self.rollback()
         self.env.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[Ingest]:
+        """The open batch; whatever goes wrong inside, it is dropped, since half of a record may be written."""
+        try:
+            yield self._begin()
+        except FULL as error:
+            self.rollback()
+            raise StoreFull(str(error), lost=True) from error
+        except Exception:
+            self.rollback()
+            raise
 
     def _begin(self) -> Ingest:
         if self._ingest is None:

@@ -1,0 +1,246 @@
+"""The one thread that writes: reads the log, applies, commits, tidies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from moebus.broker.errors import BrokerUnavailable, OffsetOutOfRange
+from moebus.broker.ports import Broker, LogReader, LogRecord, TopicPartition
+from moebus.consumers.dead_letters import DeadLetters
+from moebus.consumers.store.ahead import ReadAhead
+from moebus.consumers.store.ingest import Outcome
+from moebus.consumers.store.options import StoreOptions
+from moebus.consumers.store.partition import Guard, Partition, StoreFull
+from moebus.consumers.store.progress import Progress
+from moebus.consumers.store.recorder import Recorder
+from moebus.consumers.store.source import Source
+from moebus.observability.clock import Clock
+from moebus.observability.log import get_logger
+from moebus.schemas.record import Clear, Delete
+
+_log = get_logger(__name__)
+_POLL = 0.2
+_TEND = 1.0
+_RESUME_BELOW = 0.9
+_BATCH_RECORDS = 64
+
+
+class Follower:
+    """`run` is the thread; `partitions` is complete once `progress` no longer waits."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        source: Source,
+        folder: Path,
+        options: StoreOptions,
+        dead: DeadLetters,
+        progress: Progress,
+        recorder: Recorder,
+        clock: Clock,
+        stopping: threading.Event,
+    ) -> None:
+        self.partitions: dict[int, Partition] = {}
+        self.rebuild_to: Guard | None = None
+        self.broker_now_ms = 0
+        self._source = source
+        self._folder = folder
+        self._options = options
+        self._dead = dead
+        self._progress = progress
+        self._recorder = recorder
+        self._clock = clock
+        self._stopping = stopping
+        self._reader: LogReader = broker.reader("moebus-store")
+        self._ahead = ReadAhead(lambda: broker.reader("moebus-store-ahead"), source.topic)
+        self._stopped_at: dict[int, float] = {}
+        self._dirty_since: float | None = None
+        self._tended = clock.monotonic()
+
+    def run(self) -> None:
+        """Until told to stop. What is not committed then is read again by the next start."""
+        try:
+            if self._open():
+                while not self._stopping.is_set():
+                    self.step()
+        finally:
+            for partition in self.partitions.values():
+                partition.close()
+            self._ahead.close()
+            self._reader.close()
+
+    def step(self) -> None:
+        """One turn: poll, apply, commit if it is time, tidy if it is time."""
+        if self.rebuild_to is not None:
+            self._rebuild(list(self.partitions), self.rebuild_to)
+        try:
+            records = self._reader.poll(min(_POLL, self._patience()), _BATCH_RECORDS)
+        except OffsetOutOfRange as error:
+            _log.error("store.rebuild", str(error), partition=error.partition)
+            self._rebuild([error.partition], self.partitions[error.partition].guard)
+            return
+        for record in records:
+            self._take(record)
+        if self._patience() <= 0 or self._too_large():
+            self.commit()
+        if self._clock.monotonic() - self._tended >= _TEND:
+            self._tend()
+        if self._stopped_at:
+            self._make_room()
+
+    def commit(self) -> None:
+        """Makes every open batch durable, dead letters first."""
+        if not self._dead.settle(self._stopping):
+            return
+        self._dirty_since = None
+        for number, partition in self.partitions.items():
+            if partition.dirty:
+                self._commit_one(number, partition)
+
+    def _open(self) -> bool:
+        found = self._source.wait(self._progress, self._stopping)
+        if found is None:
+            return False
+        for number in found.numbers:
+            path = self._folder / self._source.topic / f"{number:05d}"
+            options = self._options
+            partition = Partition(number, path, found.guard, options.rules, options.map_bytes, options.sync)
+            if partition.next_offset is None:
+                partition.skip_to(found.starts[number])
+            self.partitions[number] = partition
+            self._progress.follow(number, found.ends[number], partition.next_offset or 0)
+            self._recorder.sizes(number, partition.figures())
+        self._reader.assign({self._tp(n): p.next_offset or 0 for n, p in self.partitions.items()})
+        self._progress.wait_for(None)
+        return True
+
+    def _take(self, record: LogRecord) -> None:
+        number, partition = record.partition, self.partitions[record.partition]
+        if number in self._stopped_at:
+            return
+        try:
+            outcome = partition.apply(record.offset, record.value, record.timestamp_ms)
+        except StoreFull as error:
+            self._stop_ingest(number, partition, error)
+            return
+        if outcome.dead and record.value is not None:
+            self._dead.add(record, outcome.reason)
+        self._recorder.record(record, outcome)
+        self._say(record, outcome)
+        if self._dirty_since is None:
+            self._dirty_since = self._clock.monotonic()
+
+    def _say(self, record: LogRecord, outcome: Outcome) -> None:
+        if outcome.fence is not None:
+            _log.info("store.fence", f"{outcome.kind} {outcome.fence}", position=str(record))
+        elif outcome.verdict not in ("stored", "completed", "duplicate"):
+            text = f"{outcome.kind} {outcome.verdict}: {outcome.reason}"
+            _log.warning("store.not_taken", text, position=str(record), reason=outcome.reason)
+
+    def _commit_one(self, number: int, partition: Partition) -> None:
+        began = self._clock.monotonic()
+        try:
+            batch = partition.commit()
+        except StoreFull as error:
+            self._stop_ingest(number, partition, error)
+            return
+        self._progress.advance(number, partition.next_offset or 0)
+        self._recorder.committed(number, batch, partition.figures(), self._clock.monotonic() - began)
+
+    def _patience(self) -> float:
+        """Seconds that the open batch may still wait."""
+        if self._dirty_since is None:
+            return 0.02 if self._stopped_at else _POLL
+        return max(0.0, self._dirty_since + self._options.commit_interval - self._clock.monotonic())
+
+    def _too_large(self) -> bool:
+        return any(p.batch_bytes >= self._options.batch_bytes for p in self.partitions.values())
+
+    def _tend(self) -> None:
+        self._tended = self._clock.monotonic()
+        for number, partition in self.partitions.items():
+            if self._tidy(number, partition):
+                self._tended = 0.0  # there is more: the next turn goes on
+            position = self._reader.position(self._tp(number))
+            if not partition.dirty and position > (partition.next_offset or 0):
+                self._progress.advance(number, position)  # the end of the log is a gap
+
+    def _tidy(self, number: int, partition: Partition) -> bool:
+        now_ms = partition.figures().now_ms
+        if self._progress.unready(number) is None:  # while catching up, only the log tells the time
+            now_ms = max(now_ms, self.broker_now_ms)
+        try:
+            more = partition.tidy(now_ms)
+        except StoreFull as error:
+            self._stop_ingest(number, partition, error)
+            return False
+        if partition.dirty and self._dirty_since is None:
+            self._commit_one(number, partition)
+        return more
+
+    def _stop_ingest(self, number: int, partition: Partition, error: StoreFull) -> None:
+        """Full: the partition stands at the record that did not fit; deletes behind it may make room."""
+        if number not in self._stopped_at:
+            _log.error("store.full", f"partition {number} takes nothing in: {error}", partition=number)
+        self._stopped_at[number] = self._clock.monotonic()
+        self._progress.full(number, str(error))
+        self._recorder.stopped(number, True)
+        if partition.dirty:
+            self.commit()
+        offset = partition.next_offset or 0
+        self._reader.pause([self._tp(number)])
+        self._reader.seek(self._tp(number), offset)
+        self._ahead.begin(number, offset)
+
+    def _make_room(self) -> None:
+        self._ahead.step(self._take_away)
+        for number in list(self._stopped_at):
+            partition = self.partitions[number]
+            more = self._tidy(number, partition)
+            figures = partition.figures()
+            waited = self._clock.monotonic() - self._stopped_at[number] >= _TEND
+            if not more and waited and figures.used_bytes < _RESUME_BELOW * figures.map_bytes:
+                self._resume(number)
+
+    def _take_away(self, number: int, record: Delete | Clear, spare: frozenset[bytes]) -> None:
+        partition = self.partitions[number]
+        try:
+            partition.take_away(record, partition.figures().now_ms, spare)
+        except StoreFull as error:
+            _log.error("store.full", f"partition {number} has no room left to delete in: {error}", partition=number)
+            return
+        self._commit_one(number, partition)
+
+    def _resume(self, number: int) -> None:
+        _log.info("store.resumed", f"partition {number} takes records in again", partition=number)
+        del self._stopped_at[number]
+        self._ahead.end(number)
+        self._progress.full(number, None)
+        self._recorder.stopped(number, False)
+        self._reader.resume([self._tp(number)])
+
+    def _rebuild(self, numbers: Sequence[int], guard: Guard) -> None:
+        """Begins again at the start of the log: something between may have been missed, a delete perhaps."""
+        tps = [self._tp(number) for number in numbers]
+        try:
+            starts, ends = self._source.range(tps)
+        except BrokerUnavailable as error:
+            _log.warning("store.waiting", str(error))
+            self._stopping.wait(_TEND)
+            return
+        positions = {self._tp(n): self._reader.position(self._tp(n)) for n in self.partitions}
+        for number, tp in zip(numbers, tps, strict=True):
+            if number in self._stopped_at:
+                self._resume(number)
+            partition = self.partitions[number]
+            partition.rebuild(guard)
+            partition.skip_to(starts[tp])
+            positions[tp] = starts[tp]
+            self._progress.follow(number, ends[tp], starts[tp])
+        self._reader.assign(positions)
+        self.rebuild_to = None
+
+    def _tp(self, number: int) -> TopicPartition:
+        return TopicPartition(self._source.topic, number)

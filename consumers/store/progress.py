@@ -1,0 +1,82 @@
+"""How far a store is: written by its threads, read by everybody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from moebus.observability.clock import Clock
+
+SILENCE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Of one partition. `goal`: log end when the store began to follow it; `end`: as last heard; `applied`: next
+    offset, durable. `full`: why it takes nothing in, None while it does."""
+
+    goal: int
+    end: int
+    applied: int
+    full: str | None = None
+
+
+class Progress:
+    """Thread-safe. `version` changes with every commit."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lags: dict[int, Lag] = {}
+        self._heard = clock.monotonic()
+        self._waiting: str | None = "the store is starting"
+        self.version = 0
+
+    def wait_for(self, reason: str | None) -> None:
+        """Why nothing is followed yet; None once all is."""
+        with self._lock:
+            self._waiting = reason
+
+    def follow(self, number: int, goal: int, applied: int) -> None:
+        """Begins, or begins again, with a partition."""
+        with self._lock:
+            self._lags[number] = Lag(goal, goal, applied)
+            self.version += 1
+
+    def advance(self, number: int, applied: int) -> None:
+        """After a commit."""
+        with self._lock:
+            self._lags[number] = replace(self._lags[number], applied=applied)
+            self.version += 1
+
+    def full(self, number: int, reason: str | None) -> None:
+        with self._lock:
+            self._lags[number] = replace(self._lags[number], full=reason)
+
+    def heard(self, ends: Mapping[int, int]) -> None:
+        """The brokers answered with these log ends."""
+        with self._lock:
+            self._heard = self._clock.monotonic()
+            for number, end in ends.items():
+                if number in self._lags:
+                    self._lags[number] = replace(self._lags[number], end=end)
+
+    def lags(self) -> dict[int, Lag]:
+        with self._lock:
+            return dict(self._lags)
+
+    def unready(self, number: int | None = None) -> str | None:
+        """Why reads of a partition (None: of all) cannot be answered now; None where they can."""
+        with self._lock:
+            if self._waiting is not None:
+                return self._waiting
+            silent = self._clock.monotonic() - self._heard
+            if silent > SILENCE_SECONDS:
+                return f"nothing was heard from Kafka for {silent:.0f} s"
+            chosen = self._lags if number is None else {number: self._lags[number]}
+            behind = {n: lag for n, lag in chosen.items() if lag.applied < lag.goal}
+        if not behind:
+            return None
+        done = ", ".join(f"partition {n} at {lag.applied} of {lag.goal}" for n, lag in sorted(behind.items()))
+        return f"still reading the log: {done}"

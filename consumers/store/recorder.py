@@ -1,0 +1,47 @@
+"""The store's metrics."""
+
+from __future__ import annotations
+
+from moebus.broker.ports import LogRecord
+from moebus.consumers.store.ingest import Outcome
+from moebus.consumers.store.partition import Batch, Figures
+from moebus.consumers.store.progress import Lag
+from moebus.observability.clock import Clock
+from moebus.observability.metrics import Metrics
+
+
+class Recorder:
+    """The follower's thread counts, the watcher's thread sets lags."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._figures: dict[int, Figures] = {}
+
+    def record(self, record: LogRecord, outcome: Outcome) -> None:
+        self._metrics.inc("moebus_store_records_total", kind=outcome.kind, outcome=outcome.verdict)
+        self._metrics.inc("moebus_store_bytes_total", len(record.value or b""))
+        if outcome.dead:
+            self._metrics.inc("moebus_dead_letters_total", reason=outcome.reason)
+
+    def committed(self, number: int, batch: Batch, figures: Figures, seconds: float) -> None:
+        self._metrics.observe("moebus_store_commit_duration_seconds", seconds)
+        now_ms = self._clock.now_ms()
+        for appended_ms in batch.completed:
+            self._metrics.observe("moebus_store_readable_delay_seconds", max(0, now_ms - appended_ms) / 1000)
+        for cause, count in batch.removed.items():
+            self._metrics.inc("moebus_store_deleted_rollouts_total", count, cause=cause)
+        self.sizes(number, figures)
+
+    def sizes(self, number: int, figures: Figures) -> None:
+        self._figures[number] = figures
+        held = list(self._figures.values())
+        self._metrics.set("moebus_store_rollouts", sum(one.whole for one in held))
+        self._metrics.set("moebus_store_used_bytes", sum(one.used_bytes for one in held))
+
+    def stopped(self, number: int, is_full: bool) -> None:
+        self._metrics.set("moebus_store_ingest_stopped", int(is_full), partition=str(number))
+
+    def lags(self, lags: dict[int, Lag]) -> None:
+        for number, lag in lags.items():
+            self._metrics.set("moebus_store_lag_records", max(0, lag.end - lag.applied), partition=str(number))
