@@ -13,8 +13,10 @@ from moebus.schemas.errors import MoebusError
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON: one object, or one object a line.")]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+_PIPE_WIDTH = 160  # a pipe has no width of its own, and ids must not be cut there
+
+out = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
 
 
 def emit(value: object, *, as_json: bool, text: str | None = None) -> None:

@@ -31,15 +31,20 @@ def delete_all(
         WrongDelete: the store does not hold exactly what it should.
     """
     publisher.delete("a:1").result(30)
-    wait(lambda: not reader.ids(prefix="a:1"), "the store to have applied the delete of a:1")
-    kept = reader.ids(prefix="a:10")
-    out.print(f"  deleted prefix a:1   -> a:1 holds {len(reader.ids(prefix='a:1'))} rollouts, a:10 still {len(kept)}")
+    wait(lambda: not held(reader, "a:1"), "the store to have applied the delete of a:1")
+    kept = held(reader, "a:10")
+    out.print(f"  deleted prefix a:1   -> a:1 holds {held(reader, 'a:1')} rollouts, a:10 still {kept}")
     if not kept:
         raise WrongDelete("deleting a:1 has removed a:10 too")
     for prompt in PROMPTS:
         publisher.delete(prompt).result(30)
-    wait(lambda: not reader.ids(), "the store to be empty")
-    out.print(f"  deleted prefixes {', '.join(PROMPTS)} -> the store holds {len(reader.ids())} rollouts of this run")
+    wait(lambda: not held(reader), "the store to be empty")
+    out.print(f"  deleted prefixes {', '.join(PROMPTS)} -> the store holds {held(reader)} rollouts of this run")
+
+
+def held(reader: RoutingReader, prefix: str | None = None) -> int:
+    """How many rollouts of the run the stores hold under a prefix (None: all)."""
+    return len(reader.page(prefix).rollouts)
 
 
 def scrape(urls: Mapping[str, str], own: bytes) -> Samples:

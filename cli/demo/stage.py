@@ -81,9 +81,13 @@ class Stage:
         wanted = {running.name for running in self.processes.running if running.name != "store"} | {self.store_id}
 
         def ready() -> bool:
-            found = {m.member_id: m.state for m in control.members() if m.live and m.state.ready and m.state.url}
+            found = {
+                m.member_id: m.state
+                for m in control.members()
+                if m.live and m.state.ready and (m.state.url or m.state.http)
+            }
             if wanted <= set(found):
-                self.urls = {name: str(found[name].url) for name in sorted(wanted)}
+                self.urls = {name: str(found[name].url or found[name].http) for name in sorted(wanted)}
             return bool(self.urls)
 
         self.wait(ready, "every process to be ready", timeout)

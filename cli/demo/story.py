@@ -15,6 +15,7 @@ from moebus.cli.demo.rollouts import PROMPTS, SAMPLES, TURNS, Round
 from moebus.cli.demo.stage import Stage
 from moebus.cli.demo.trainer import ROUTER_NOISE, Report, Trainer
 from moebus.consumers.reader import RoutingReader
+from moebus.engine.paddle import load_paddle
 from moebus.observability.metrics import Metrics
 from moebus.producers.control import ControlClient
 from moebus.producers.routing import RoutingPublisher
@@ -36,6 +37,7 @@ class Story:
 
     def tell(self) -> None:
         """All steps; raises as soon as one does not hold."""
+        load_paddle()  # here, on the main thread: elsewhere it could not give the signal handlers back
         weights, source = self._open()
         stage = self._stage
         with (

@@ -1,0 +1,41 @@
+"""The parts of a store process put together: the store and its HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.routing import BaseRoute
+
+from moebus.broker.ports import Broker
+from moebus.cli._service import Service, Work
+from moebus.consumers.store import RouteStore, StoreOptions, store_routes
+
+
+class StoreService:
+    """One store over one data folder."""
+
+    def __init__(self, service: Service, data_dir: Path, store_id: str, partitions: tuple[int, ...] | None) -> None:
+        self._service = service
+        self._data_dir = data_dir
+        self._store_id = store_id
+        self._partitions = partitions
+        self._store: RouteStore | None = None
+
+    def routes(self) -> list[BaseRoute]:
+        return store_routes(lambda: self._store)
+
+    def make(self, broker: Broker, url: str) -> Work:
+        """Called once the broker answers and its topics are there."""
+        service = self._service
+        service.health.add_ready("store", lambda: self._store.waiting() if self._store else "not started yet")
+        self._store = RouteStore(
+            broker,
+            service.topics,
+            self._data_dir,
+            self._partitions,
+            store_id=self._store_id,
+            url=url,
+            options=StoreOptions.of(service.settings.store),
+            metrics=service.metrics,
+        )
+        return self._store
