@@ -79,9 +79,11 @@ class ControlWorkerHost:
         threads: bool = True,
         heartbeat: float = HEARTBEAT_S,
         rng: random.Random | None = None,
+        grace: float = 20.0,
     ) -> None:
         """`threads=False`: `step` also does the workers' work, on the caller's thread. `fault` is called at named
-        points of every operation. Nothing connects before `open`.
+        points of every operation. `grace`: seconds that what runs has to end when the process leaves. Nothing
+        connects before `open`.
 
         Raises:
             InvalidInput: a worker id or a label that cannot be used.  ValueError: no worker, or one id twice.
@@ -94,7 +96,7 @@ class ControlWorkerHost:
         self._broker, self._topics, self._specs, self._fault = broker, topics, list(workers), fault
         self._clock = clock or SystemClock()
         self._metrics = metrics or Metrics()
-        self._threads = threads
+        self._threads, self._grace = threads, grace
         self._heartbeat = heartbeat
         self._rng = rng or random.Random()
         self.boot_id = uuid.UUID(int=self._rng.getrandbits(128)).hex[:16]
@@ -117,7 +119,8 @@ class ControlWorkerHost:
     # -- life
 
     def open(self) -> None:
-        """Connects and says hello, waiting for a broker and its topics as long as it takes. Raises Stopped."""
+        """Connects and says hello, waiting for a broker and its topics as long as it takes; once only. Raises Stopped."""
+        assert self._writer is None, "open was called before"
         self._writer = self._broker.writer(self._name)
         self._journal = Journal(self._writer, self._topics, self.broker_clock, self._name, self._abandon)
         while True:
@@ -153,8 +156,8 @@ class ControlWorkerHost:
         )
         return make_request(f"hello-{args.worker}-{args.boot}", Method.HELLO, args.model_dump(), issuer=args.worker)
 
-    def run(self, grace: float = 20.0) -> None:
-        """Opens, serves until `stop`, then leaves: the operations that run have `grace` seconds to end.
+    def run(self) -> None:
+        """Opens, serves until `stop`, then leaves.
 
         Raises:
             Superseded: another process took over one of the ids.  LogReplaced: the log is another one.
@@ -169,7 +172,7 @@ class ControlWorkerHost:
             self.error = error
             raise
         finally:
-            self.close(grace)
+            self.close()
 
     def start(self) -> ControlWorkerHost:
         """Runs on a thread of its own; look at `error` and `alive` for how it ended."""
@@ -194,13 +197,13 @@ class ControlWorkerHost:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def close(self, grace: float = 20.0) -> None:
+    def close(self) -> None:
         """Leaves: no further operation begins, those that run may end, last states and tombstones are written.
 
-        What does not end within `grace` seconds is abandoned without a tombstone, as by a crash.
+        What does not end within the grace time is abandoned without a tombstone, as by a crash.
         """
         self._stop.set()
-        timer = threading.Timer(grace, self._abandon.set)
+        timer = threading.Timer(self._grace, self._abandon.set)
         timer.daemon = True
         timer.start()
         ended = [seat for seat in self._seats if self._wait_for(seat) and seat.taken and seat.executor.error is None]

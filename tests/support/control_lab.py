@@ -62,6 +62,7 @@ class Lab:
         self.health = Health()
         self._writer = self.broker.writer("test")
         self._ids = itertools.count()
+        self._boots = itertools.count()
 
     def engine(self, version: str = "initial", gate: Gate | None = None) -> SimulatedEngine:
         roots = [str(self.weights)] if self.weights is not None else []
@@ -77,17 +78,19 @@ class Lab:
 
     def host(
         self, *engines: SimulatedEngine, ids: tuple[str, ...] = ("w1", "w2", "w3"), labels: Mapping[str, str] | None = None,
-        fault: Any = no_fault, threads: bool = False, seed: int = 0, ready: bool = True,
+        fault: Any = no_fault, threads: bool = False, ready: bool = True,
     ) -> ControlWorkerHost:  # fmt: skip
-        """A process with one worker per engine, open and (unless told otherwise) ready."""
+        """A process with one worker per engine: open and ready, or with `threads` not started yet."""
         specs = [WorkerSpec(name, engine, dict(labels or {})) for name, engine in zip(ids, engines, strict=False)]
         host = ControlWorkerHost(
             self.broker, self.topics, specs, clock=self.clock, metrics=self.metrics, health=self.health, fault=fault,
-            threads=threads, rng=random.Random(seed + len(self.hosts)),
+            threads=threads, rng=random.Random(next(self._boots)), grace=1.0,
         )  # fmt: skip
+        if threads:
+            return host
         host.open()
         self.hosts.append(host)
-        if ready and not threads:
+        if ready:
             self.turn()
         return host
 
@@ -164,5 +167,5 @@ class Lab:
 
     def close(self) -> None:
         for host in self.hosts:
-            host.close(1.0)
+            host.close()
         self.broker.close()

@@ -1,0 +1,229 @@
+"""Every command in every state: the code, and the lifecycle afterwards (design section 3.4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moebus.consumers.control.lifecycle import (
+    Already,
+    Command,
+    Commit,
+    Decision,
+    Discard,
+    Pause,
+    Refuse,
+    Resume,
+    Run,
+    Sleep,
+    Stage,
+    State,
+    Wake,
+    after_step,
+    decide,
+)
+from moebus.engine.port import Capabilities
+from moebus.engine.simulated.engine import CAPABILITIES
+from moebus.schemas.control_args import Method, UpdateWeightsArgs, parse_args
+from moebus.schemas.responses import Code, Lifecycle, Residency, Weights
+from moebus.schemas.tags import Tag
+
+PAUSED = State(phase=Lifecycle.PAUSED, version="v1")
+ASLEEP = Residency.ASLEEP
+STATES: dict[str, State] = {
+    "starting": replace(PAUSED, phase=Lifecycle.STARTING),
+    "running": replace(PAUSED, phase=Lifecycle.RUNNING),
+    "draining": replace(PAUSED, phase=Lifecycle.DRAINING),
+    "paused": PAUSED,
+    "frozen": replace(PAUSED, frozen=True),
+    "w_asleep": replace(PAUSED, weight=ASLEEP),
+    "kv_asleep": replace(PAUSED, kv_cache=ASLEEP),
+    "asleep": replace(PAUSED, weight=ASLEEP, kv_cache=ASLEEP),
+    "empty": replace(PAUSED, weights=Weights.EMPTY),
+    "staged": replace(PAUSED, phase=Lifecycle.UPDATING, pending=7),
+    "transfer": replace(PAUSED, phase=Lifecycle.UPDATING, transferring=True, weights=Weights.EMPTY),
+    "tainted": replace(PAUSED, fault=Lifecycle.TAINTED, reason="cut"),
+    "behind": replace(PAUSED, phase=Lifecycle.RUNNING, fault=Lifecycle.BEHIND, reason="late"),
+}
+COMMANDS: dict[str, tuple[Method, dict[str, object]]] = {
+    "pause": (Method.PAUSE, {}),
+    "pause keep": (Method.PAUSE, {"mode": "keep"}),
+    "resume": (Method.RESUME, {}),
+    "sleep": (Method.SLEEP, {}),
+    "sleep weight": (Method.SLEEP, {"tags": "weight"}),
+    "sleep kv": (Method.SLEEP, {"tags": "kv_cache"}),
+    "sleep kv keep": (Method.SLEEP, {"tags": "kv_cache", "mode": "keep"}),
+    "wakeup": (Method.WAKEUP, {}),
+    "wakeup empty": (Method.WAKEUP, {"weights": "empty"}),
+    "wakeup kv resume": (Method.WAKEUP, {"tags": "kv_cache", "resume": True}),
+    "update": (Method.UPDATE_WEIGHTS, {"version": "v2"}),
+    "transfer init": (Method.TRANSFER_WEIGHTS, {"step": "init"}),
+    "transfer start": (Method.TRANSFER_WEIGHTS, {"step": "start"}),
+    "transfer finish": (Method.TRANSFER_WEIGHTS, {"step": "finish", "version": "v2"}),
+    "reset_cache": (Method.RESET_CACHE, {}),
+    "abort": (Method.ABORT_REQUESTS, {"all": True}),
+    "status": (Method.STATUS, {}),
+    "begin_run": (Method.BEGIN_RUN, {"run": "r"}),
+}
+# +X: ok, then lifecycle X; =: already; p: partial; i: illegal_state; c: conflict; t: tainted; b: behind
+# R running, P paused, U updating, T tainted, B behind, S starting, D draining
+TABLE = """
+                  starting running draining paused frozen w_asleep kv_asleep asleep empty staged transfer tainted behind
+pause             i        +P      i        =      +P     =        =         =      =     c      =        =       =
+pause keep        i        +P      i        =      =      =        =         =      =     c      =        =       =
+resume            i        =       i        +R     +R     i        i         i      i     c      i        t       b
+sleep             i        +P      i        +P     i      +P       +P        =      +P    c      i        +T      +B
+sleep weight      i        +P      i        +P     +P     =        +P        =      +P    c      i        +T      +B
+sleep kv          i        +P      i        +P     i      +P       =         =      +P    c      +U       +T      +B
+sleep kv keep     i        i       i        +P     i      +P       =         =      +P    c      +U       +T      +B
+wakeup            i        =       i        =      =      +P       +P        +P     +P    c      i        =       =
+wakeup empty      i        =       i        =      =      +P       +P        +P     =     c      =        =       =
+wakeup kv resume  i        =       i        +R     +R     p        +R        p      p     c      p        t       b
+update            i        i       i        +U     +U     i        +U        i      +U    c      +U       +U      +U
+transfer init     i        i       i        +P     +P     i        +P        i      +P    c      +U       +T      +B
+transfer start    i        i       i        +U     +U     i        +U        i      +U    c      +U       +U      +U
+transfer finish   i        i       i        i      i      i        i         i      i     c      +P       i       i
+reset_cache       i        +R      i        +P     +P     +P       =         =      +P    +U     +U       +T      +B
+abort             i        +R      i        +P     +P     +P       +P        +P     +P    +U     +U       +T      +B
+status            +S       +R      +D       +P     +P     +P       +P        +P     +P    +U     +U       +T      +B
+begin_run         i        +P      i        +P     +P     +P       +P        +P     +P    c      +T       +T      +B
+"""
+WORDS = {
+    "i": "illegal_state",
+    "c": "conflict",
+    "t": "tainted",
+    "b": "behind",
+    "=": "already",
+    "p": "partial",
+    **{f"+{name[0]}": f"ok {name}" for name in map(str, Lifecycle)},
+}
+
+
+def cells() -> list[tuple[str, str, str]]:
+    header, *rows = TABLE.strip("\n").splitlines()
+    columns = header.split()
+    found = []
+    for row in rows:
+        name, codes = row[:18].strip(), row[18:].split()
+        assert len(codes) == len(columns), row
+        found += [(name, column, WORDS[code]) for column, code in zip(columns, codes, strict=True)]
+    return found
+
+
+def call(command: str, state: State, can: Capabilities = CAPABILITIES, now_ms: int | None = 0) -> Decision:
+    method, args = COMMANDS[command]
+    return decide(state, Command(method, parse_args(method, args), 11, 1000), can, now_ms)
+
+
+def outcome(decision: Decision) -> str:
+    if isinstance(decision, Refuse):
+        return str(decision.code)
+    if isinstance(decision, Already):
+        return "already"
+    return "partial" if decision.short else f"ok {decision.after.lifecycle}"
+
+
+@pytest.mark.parametrize(("command", "state", "expected"), cells())
+def test_table(command: str, state: str, expected: str) -> None:
+    assert outcome(call(command, STATES[state])) == expected
+
+
+def test_the_table_is_whole() -> None:
+    assert {(command, state) for command, state, _ in cells()} == {(c, s) for c in COMMANDS for s in STATES}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("state", STATES)
+def test_the_steps_lead_to_the_state_after(command: str, state: str) -> None:
+    decision = call(command, STATES[state])
+    if not isinstance(decision, Run) or command == "begin_run":
+        return
+    reached = STATES[state]
+    for step in decision.steps:
+        reached = after_step(reached, step)
+    assert reached == decision.after
+    assert not (decision.after.running and decision.after.missing()), "it would serve without memory"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_late_command_is_expired(state: str) -> None:
+    assert outcome(call("pause", STATES[state], now_ms=1000)) == "expired"
+    assert outcome(call("pause", STATES[state], now_ms=999)) != "expired"
+
+
+def test_resume_names_everything_that_is_missing() -> None:
+    state = replace(STATES["asleep"], weights=Weights.EMPTY)
+    refused = call("resume", state)
+    assert isinstance(refused, Refuse)
+    assert refused.message == "weight is asleep, kv_cache is asleep, weights hold nothing"
+
+
+def test_sleep_pauses_a_running_engine_first_and_leaves_out_what_sleeps() -> None:
+    decision = call("sleep", STATES["running"])
+    assert isinstance(decision, Run)
+    assert decision.steps == (Pause("abort"), Sleep(Tag.WEIGHT, "offload"), Sleep(Tag.KV_CACHE, "offload"))
+    mixed = call("sleep", STATES["kv_asleep"])
+    assert isinstance(mixed, Run)
+    assert (mixed.steps, mixed.tags) == ((Sleep(Tag.WEIGHT, "offload"),), (Tag.KV_CACHE,))
+
+
+def test_wakeup_resumes_last() -> None:
+    decision = decide(
+        STATES["asleep"],
+        Command(Method.WAKEUP, parse_args(Method.WAKEUP, {"resume": True}), 1),
+        CAPABILITIES,
+        None,
+    )
+    assert isinstance(decision, Run)
+    assert decision.steps == (Wake(Tag.WEIGHT, "restore"), Wake(Tag.KV_CACHE, "restore"), Resume())
+
+
+def test_an_update_is_staged_then_committed_or_discarded() -> None:
+    args = UpdateWeightsArgs(version="v2")
+    staged = after_step(STATES["behind"], Stage(7, args))
+    assert (staged.lifecycle, staged.pending) == (Lifecycle.UPDATING, 7)
+    committed = after_step(staged, Commit(7, args))
+    assert committed == replace(PAUSED, version="v2", version_offset=7)
+    voided = after_step(staged, Discard())
+    assert (voided.lifecycle, voided.pending) == (Lifecycle.BEHIND, None)
+
+
+def test_pausing_what_is_behind_keeps_it_closed_once_cured() -> None:
+    decision = call("pause", STATES["behind"])
+    assert isinstance(decision, Already)
+    assert decision.after is not None
+    assert decision.after.phase is Lifecycle.PAUSED
+
+
+@pytest.mark.parametrize(
+    ("change", "command"),
+    [
+        ({"pause_modes": frozenset(("abort",))}, "pause keep"),
+        ({"levels": {}}, "sleep weight"),
+        ({"tags": frozenset()}, "sleep kv"),
+        ({"transfer": False}, "transfer start"),
+        ({"cache_modes": frozenset(("keep",))}, "update"),
+        ({"abort": False}, "abort"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_unsupported(change: dict[str, object], command: str) -> None:
+    state = STATES["running"] if command == "pause keep" else PAUSED
+    decision = call(command, state, replace(CAPABILITIES, **change))  # type: ignore[arg-type]
+    assert isinstance(decision, Refuse)
+    assert decision.code is Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("state", "lifecycle", "version"),
+    [
+        ("paused", "PAUSED", "v1"),
+        ("empty", "PAUSED", None),
+        ("transfer", "UPDATING", None),
+        ("tainted", "TAINTED", None),
+        ("w_asleep", "PAUSED", "v1"),
+    ],
+)
+def test_view(state: str, lifecycle: str, version: str | None) -> None:
+    view = STATES[state].view()
+    assert (view.lifecycle, view.version) == (lifecycle, version)
