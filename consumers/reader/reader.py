@@ -15,10 +15,11 @@ from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.partitioner import partition_for
 from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics
-from moebus.consumers.reader.ask import Asker, Query
+from moebus.consumers.reader.ask import LOOKUP_SECONDS, Asker, Query
 from moebus.consumers.reader.batch import RouteBatch, build_batch, check_tokens
 from moebus.consumers.reader.checks import check_card, check_ref, shape_of
 from moebus.consumers.reader.directory import FixedStores, MembersDirectory, StoreDirectory
+from moebus.consumers.reader.listing import Page, list_page
 from moebus.consumers.reader.rollout import Rollout, check_rollout
 from moebus.consumers.reader.store_client import StoreClient
 from moebus.consumers.reader.stream import RolloutStream, StreamOptions
@@ -187,6 +188,18 @@ class RoutingReader:
             return False
         return True
 
+    def page(self, prefix: str | None = None, *, limit: int = 1000, after: str | None = None) -> Page:
+        """Whole attempts of any status that the stores hold, below `prefix` (None: of the whole run), at most `limit`
+        (up to 10,000). `after`: the cursor that the page before gave.
+
+        Raises:
+            InvalidInput: naming the argument.  RouteError: StoreCatchingUp, StoreUnreachable.  BrokerUnavailable.
+        """
+        stores = self._directory.stores(LOOKUP_SECONDS)
+        return list_page(
+            stores, lambda url, cursor, most: self._client.page(url, self.run, prefix, cursor, most), after, limit
+        )
+
     def rollouts(
         self, group: str, *, idle_timeout: float | None = None, options: StreamOptions | None = None
     ) -> RolloutStream:
@@ -240,7 +253,8 @@ class RoutingReader:
 
     def _query(self, ref: RouteRef, layers: tuple[int, ...] | None) -> Query:
         partition = None if self._fixed else self._partition(ref.effective_group)
-        return Query(ref.run, ref.rollout_id, ref.choice, ref.attempt, layers, partition=partition)
+        wanted = layers if ref.rows else None  # without a row there is no layer to ask for
+        return Query(ref.run, ref.rollout_id, ref.choice, ref.attempt, wanted, partition=partition)
 
     def _partition(self, group: str) -> int | None:
         """Where a group lies, so that only its store is asked; None where that cannot be said now."""
