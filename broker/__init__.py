@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moebus.broker.errors import (
+    AdminRefused,
     AppendFailed,
     AppendUnknown,
     BrokerUnavailable,
@@ -54,6 +55,7 @@ def open_broker(where: KafkaSettings | KafkaConfig | str) -> Broker:
 
 
 __all__ = [
+    "AdminRefused",
     "AppendFailed",
     "AppendUnknown",
     "Broker",

@@ -45,5 +45,9 @@ class TopicMissing(FatalError):
     """A topic does not exist; `moebus topics ensure` creates it."""
 
 
+class AdminRefused(FatalError):
+    """The cluster answered a request of the admin port and refused it: not allowed, or a setting it does not know."""
+
+
 class PartitionLost(RetriableError):
     """A commit named a partition that this group member no longer owns; nothing was committed."""

@@ -11,22 +11,17 @@ from typing import Any, TypeVar
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
-from moebus.broker.errors import BrokerUnavailable, TopicMissing
+from moebus.broker.errors import AdminRefused, TopicMissing
 from moebus.broker.kafka.bounded import TookTooLong, bounded
 from moebus.broker.kafka.clients import Admin, make_admin, unavailable
 from moebus.broker.kafka.config import KafkaConfig
 from moebus.broker.kafka.convert import to_kafka
 from moebus.broker.kafka.faults import describe
 from moebus.broker.ports import TopicInfo, TopicPartition
-from moebus.schemas.errors import FatalError
 
 T = TypeVar("T")
 Call = Callable[[Admin, float], T]
 """A request: (client, time.monotonic deadline) -> answer."""
-
-
-class AdminRefused(FatalError):
-    """The cluster answered and refused: not allowed, or a setting that it does not know."""
 
 
 class KafkaAdmin:
@@ -36,6 +31,12 @@ class KafkaAdmin:
         self._config = config
         self._lock = threading.Lock()
         self._client: Admin | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is nothing to release; a call after `close` connects again."""
+        return self._closed
 
     def cluster_id(self, timeout: float = 10.0) -> str:
         return str(self._ask(lambda client, _: client.describe_cluster(), timeout)["cluster_id"])
@@ -83,6 +84,7 @@ class KafkaAdmin:
         if not self._lock.acquire(timeout=timeout):
             raise unavailable(self._config, timeout, "an earlier request is still waiting")
         try:
+            self._closed = False
             if self._client is None:
                 self._client = make_admin(self._config, timeout)
             client = self._client
@@ -110,6 +112,7 @@ class KafkaAdmin:
     def close(self) -> None:
         with self._lock:
             client, self._client = self._client, None
+            self._closed = True
         if client is not None:
             _close(client)
 
@@ -158,6 +161,3 @@ def _offsets(
         return {}
     found = client.list_partition_offsets({to_kafka(tp): spec for tp in tps}, timeout_ms=_left_ms(deadline))
     return {tp: int(found[to_kafka(tp)].offset) for tp in tps}
-
-
-__all__ = ["AdminRefused", "BrokerUnavailable", "KafkaAdmin"]

@@ -55,6 +55,7 @@ class KafkaBroker:
 
     def _keep(self, one: _Made) -> None:
         with self._lock:
+            self._made = [made for made in self._made if not made.closed]
             self._made.append(one)
 
     def close(self) -> None:

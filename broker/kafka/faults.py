@@ -68,3 +68,24 @@ class Once:
     def clear(self) -> None:
         with self._lock:
             self._last = None
+
+
+class Pace:
+    """Keeps a reader that fails again and again from connecting at full speed. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff()
+        self._until = 0.0
+
+    def failed(self) -> None:
+        self._until = time.monotonic() + self._backoff.next()
+
+    def well(self) -> None:
+        self._backoff.reset()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits for the next attempt's time; False when that is more than `timeout` seconds away."""
+        left = self._until - time.monotonic()
+        if left > 0:
+            time.sleep(min(left, timeout))
+        return left <= timeout

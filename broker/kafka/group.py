@@ -17,12 +17,12 @@ from moebus.broker.kafka.config import KafkaConfig, group_options
 from moebus.broker.kafka.connector import Connector, close_quietly
 from moebus.broker.kafka.convert import from_kafka, record_from, to_kafka, to_kafka_all
 from moebus.broker.kafka.events import Event, EventQueue
-from moebus.broker.kafka.faults import Once, describe
+from moebus.broker.kafka.faults import Once, Pace, describe
 from moebus.broker.kafka.mending import await_topics, finish_rejoin, free_parked
 from moebus.broker.ports import GroupListener, LogRecord, TopicPartition
 
 _log = logging.getLogger("moebus.broker.kafka")
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
 _NOT_A_MEMBER: tuple[type[Exception], ...] = (
     kafka_errors.CommitFailedError,
     kafka_errors.FencedInstanceIdError,
@@ -69,14 +69,21 @@ class KafkaGroupReader:
         self._sought: set[TopicPartition] = set()
         self._consumer: Consumer | None = None
         self._said = Once()
+        self._pace = Pace()
         self._closed = False
         self._connector = Connector(name, make)
         self._connector.get(0.0)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def poll(self, timeout: float, max_records: int = 500) -> list[LogRecord]:
         if self._closed:
             return []
         deadline = time.monotonic() + timeout
+        if not self._pace.wait(timeout):
+            return []
         self._consumer = self._connector.get(timeout)
         if self._consumer is None:
             return []
@@ -86,6 +93,7 @@ class KafkaGroupReader:
             batches = self._consumer.poll(
                 timeout_ms=max(0.0, deadline - time.monotonic()) * 1000, max_records=max_records
             )
+            self._pace.well()
         except kafka_errors.NoOffsetForPartitionError as exc:
             self._begin(exc)
         except (kafka_errors.OffsetOutOfRangeError, kafka_errors.LogTruncationError) as exc:
@@ -102,8 +110,10 @@ class KafkaGroupReader:
     def _begin(self, exc: Exception) -> None:
         """A new group, or a new partition of an old one, starts at the earliest offset."""
         assert self._consumer is not None
-        missing = exc.args[0] if exc.args else self._consumer.assignment()
-        self._consumer.seek_to_beginning(*missing)
+        here = self._consumer.assignment()
+        named = set(exc.args[0] if exc.args else here) & set(here)
+        if named:
+            self._consumer.seek_to_beginning(*named)
 
     def _wanted(self, tp: TopicPartition, records: Sequence[object]) -> list[LogRecord]:
         """What may still be given out after the listener has been called: it may have sought or paused."""
@@ -136,6 +146,7 @@ class KafkaGroupReader:
         if self._said.worth(text):
             _log.warning("member of group %s replaces its consumer: %s", self._group, text)
         self._events.on_partitions_lost(to_kafka_all(self._owned))
+        self._pace.failed()
         self._connector.drop()
 
     def assignment(self) -> frozenset[TopicPartition]:

@@ -13,7 +13,7 @@ from moebus.broker.kafka.clients import Consumer, GiveUp, make_consumer
 from moebus.broker.kafka.config import KafkaConfig, reader_options
 from moebus.broker.kafka.connector import Connector, close_quietly
 from moebus.broker.kafka.convert import client_position, from_kafka, record_from, to_kafka, to_kafka_all
-from moebus.broker.kafka.faults import Once, describe
+from moebus.broker.kafka.faults import Once, Pace, describe
 from moebus.broker.kafka.mending import free_parked
 from moebus.broker.ports import LogRecord, TopicPartition
 
@@ -39,6 +39,11 @@ class KafkaReader:
         self._stale = True  # the consumer's assignment is not ours (yet)
         self._closed = False
         self._said = Once()
+        self._pace = Pace()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         for tp, offset in positions.items():
@@ -75,6 +80,8 @@ class KafkaReader:
         if self._closed:
             return []
         deadline = time.monotonic() + timeout
+        if not self._pace.wait(timeout):
+            return []
         consumer: Consumer | None = self._connector.get(timeout)
         if consumer is None:
             return []
@@ -91,6 +98,7 @@ class KafkaReader:
             if not self._closed:
                 self._replace(exc)
             return []
+        self._pace.well()
         found = [record_from(record) for records in batches.values() for record in records]
         self._advance(consumer, found)
         return found
@@ -119,6 +127,7 @@ class KafkaReader:
         if self._said.worth(text):
             _log.warning("reader %s replaces its consumer: %s", self._name, text)
         self._consumer, self._stale = None, True
+        self._pace.failed()
         self._connector.drop()
 
     def close(self) -> None:

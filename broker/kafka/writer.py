@@ -45,6 +45,10 @@ class KafkaWriter:
         self._pid = os.getpid()
         self._supervisor = Supervisor(config, name, self._changed, self._outbox, on_rebuild)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def append(self, record: OutRecord) -> Receipt:
         size = check_record(record)
         if os.getpid() != self._pid:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
 
 from moebus.broker.memory.admin import MemoryAdmin
-from moebus.broker.memory.cluster import Cluster, Faults, Refuse
+from moebus.broker.memory.cluster import Cluster, Refuse
 from moebus.broker.memory.group_reader import MemoryGroupReader
 from moebus.broker.memory.reader import MemoryReader
 from moebus.broker.memory.writer import MemoryWriter
@@ -68,39 +70,31 @@ class MemoryBroker:
         """A topic in one line."""
         self.admin().create(name, partitions=partitions, replication=1, config=config or {})
 
-    @contextmanager
-    def outage(self) -> Iterator[None]:
+    def outage(self) -> AbstractContextManager[None]:
         """No broker answers inside the block; what was appended goes out, in order, at its end."""
-        self._set(down=True)
-        try:
-            yield
-        finally:
-            self._set(down=False)
+        return self._faults(down=True)
 
-    @contextmanager
-    def lost_acks(self) -> Iterator[None]:
+    def lost_acks(self) -> AbstractContextManager[None]:
         """Records are written but no receipt settles until its deadline (or `close`): the outcome is unknown."""
-        self._set(acks_lost=True)
-        try:
-            yield
-        finally:
-            self._set(acks_lost=False)
+        return self._faults(acks_lost=True)
+
+    def refusing(self, refuse: Refuse) -> AbstractContextManager[None]:
+        """Every record for which `refuse(record)` is true fails with AppendFailed."""
+        return self._faults(refuse=refuse)
 
     @contextmanager
-    def refusing(self, refuse: Refuse) -> Iterator[None]:
-        """Every record for which `refuse(record)` is true fails with AppendFailed."""
-        self._set(refuse=refuse)
+    def _faults(self, **changes: Any) -> Iterator[None]:
+        """`changes`: fields of Faults, for the length of the block; blocks nest."""
+        before = {name: getattr(self.cluster.faults, name) for name in changes}
+        self._set(changes)
         try:
             yield
         finally:
-            self._set()
+            self._set(before)
 
-    def _set(self, down: bool | None = None, acks_lost: bool | None = None, refuse: Refuse | None = None) -> None:
+    def _set(self, changes: Mapping[str, Any]) -> None:
         with self.cluster.changed:
-            now = self.cluster.faults
-            self.cluster.faults = Faults(
-                now.down if down is None else down, now.acks_lost if acks_lost is None else acks_lost, refuse
-            )
+            self.cluster.faults = replace(self.cluster.faults, **changes)
             self.cluster.changed.notify_all()
         self.cluster.pump()
 

@@ -11,15 +11,16 @@ from moebus.broker.ports import OutRecord, TopicPartition
 from tests.contract.log_world import FragileWorld, put, read, values
 
 
+def outlast(world: FragileWorld, request_timeout: float) -> None:
+    """Returns when the outage has been longer than every timeout of the client."""
+    writer = world.broker.writer("witness", receipt_timeout=2.5 * request_timeout)
+    assert isinstance(writer.append(OutRecord(world.free_name(), b"v", b"k")).exception(60), AppendUnknown)
+
+
 class OutageSuite:
     """A subclass provides the fixture `world`; `REQUEST_TIMEOUT`: seconds that its client waits for an answer."""
 
     REQUEST_TIMEOUT = 0.1
-
-    def outlast(self, world: FragileWorld) -> None:
-        """Returns when the outage has been longer than every timeout of the client."""
-        writer = world.broker.writer("witness", receipt_timeout=2.5 * self.REQUEST_TIMEOUT)
-        assert isinstance(writer.append(OutRecord(world.free_name(), b"v", b"k")).exception(60), AppendUnknown)
 
     def test_records_wait_and_arrive_in_order(self, world: FragileWorld) -> None:
         topic = world.topic()
@@ -31,7 +32,7 @@ class OutageSuite:
                 started = time.monotonic()
                 receipts.append(writer.append(OutRecord(topic, b"%d" % n, b"k")))
                 assert time.monotonic() - started < 0.5
-            self.outlast(world)
+            outlast(world, self.REQUEST_TIMEOUT)
             assert not any(receipt.done() for receipt in receipts)
             assert writer.unsettled() == 40
             assert not writer.flush(0.05)
@@ -52,7 +53,7 @@ class OutageSuite:
         reader.assign({tp: 0})
         assert values(read(reader, 2)) == [b"0", b"1"]
         with world.outage():
-            self.outlast(world)
+            outlast(world, self.REQUEST_TIMEOUT)
             started = time.monotonic()
             assert reader.poll(0.3) == []
             assert time.monotonic() - started < 2.0
@@ -104,7 +105,7 @@ class OutageSuite:
         assert values(read(member, 2)) == [b"0", b"1"]
         member.commit({tp: 1})
         with world.outage():
-            self.outlast(world)
+            outlast(world, self.REQUEST_TIMEOUT)
             assert member.poll(0.3) == []
             with pytest.raises(BrokerUnavailable, match="commit of group"):
                 member.commit({tp: 2})
@@ -125,9 +126,38 @@ class OutageSuite:
             assert reader.poll(0.2) == []
             member = world.broker.group_reader("late", f"{topic}-group", [topic])
             assert member.poll(0.2) == []
-            self.outlast(world)
+            outlast(world, self.REQUEST_TIMEOUT)
             assert not receipt.done()
         assert receipt.result(60).offset == 0
         assert values(read(reader, 1, timeout=60)) == [b"v"]
         assert values(read(member, 1, timeout=60)) == [b"v"]
+        member.close()
+
+
+class RestartSuite:
+    """One outage in which everything is under way; for outages that are dear."""
+
+    REQUEST_TIMEOUT = 0.1
+
+    def test_everything_goes_on(self, world: FragileWorld) -> None:
+        topic = world.topic()
+        tp = TopicPartition(topic, 0)
+        writer, reader = world.broker.writer("w"), world.broker.reader("r")
+        member = world.broker.group_reader("m", f"{topic}-group", [topic])
+        reader.assign({tp: 0})
+        put(writer, topic, [b"0", b"1"])
+        assert values(read(reader, 2)) == values(read(member, 2)) == [b"0", b"1"]
+        member.commit({tp: 2})
+        with world.outage():
+            receipts = [writer.append(OutRecord(topic, b"%d" % n, b"k")) for n in range(2, 9)]
+            late = world.broker.reader("late")
+            late.assign({tp: 0})
+            assert reader.poll(0.2) == member.poll(0.2) == late.poll(0.2) == []
+            outlast(world, self.REQUEST_TIMEOUT)
+        assert [receipt.result(60).topic for receipt in receipts] == [topic] * 7
+        wanted = [b"%d" % n for n in range(9)]
+        assert list(dict.fromkeys(values(read(late, 9, timeout=60)))) == wanted
+        assert list(dict.fromkeys(values(read(reader, 7, timeout=60)))) == wanted[2:]
+        assert list(dict.fromkeys(values(read(member, 7, timeout=60)))) == wanted[2:]
+        assert world.broker.admin().end_offsets([tp], 30)[tp] == reader.position(tp)
         member.close()

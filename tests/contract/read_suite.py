@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moebus.broker.errors import OffsetOutOfRange
-from moebus.broker.ports import OutRecord, TopicPartition
+from moebus.broker.ports import LogRecord, OutRecord, TopicPartition
 from tests.contract.log_world import World, put, read, tps, values
 
 
@@ -41,7 +41,7 @@ class ReadSuite:
                 receipt.result(30)
         reader = world.broker.reader("r")
         reader.assign(dict.fromkeys(tps(topic, 2), 0))
-        found = []
+        found: list[LogRecord] = []
         while len(found) < 20:
             batch = reader.poll(5, max_records=3)
             assert 1 <= len(batch) <= 3
@@ -132,10 +132,14 @@ class ReadSuite:
         world.broker.writer("w").append(OutRecord(topic, b"good", partition=0)).result(30)
         reader = world.broker.reader("r")
         reader.assign({zero: 0, one: 7})
-        found = []
-        with pytest.raises(OffsetOutOfRange) as caught:
+        found: list[LogRecord] = []
+
+        def read_on() -> None:
             while True:
-                found += reader.poll(5)
+                found.extend(reader.poll(5))
+
+        with pytest.raises(OffsetOutOfRange) as caught:
+            read_on()
         assert caught.value.partition == 1
         reader.assign({zero: reader.position(zero)})
         found += read(reader, 1 - len(found))

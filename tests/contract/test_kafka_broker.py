@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
@@ -15,7 +14,7 @@ from moebus.broker import open_broker
 from moebus.broker.kafka import KafkaConfig
 from moebus.broker.local import LocalCluster
 from moebus.broker.ports import TopicPartition
-from tests.contract.broker_suite import BrokerSuite, OutageSuite
+from tests.contract.broker_suite import BrokerSuite, OutageSuite, RestartSuite
 from tests.contract.log_world import FragileWorld, World
 from tests.support.wait import wait_until
 
@@ -110,22 +109,37 @@ class TestKafkaBroker(BrokerSuite):
     """Contract without an outage."""
 
 
+@pytest.fixture(scope="module")
+def fragile_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster.start(tmp_path_factory.mktemp("fragile-kafka"), die_with_parent=True) as cluster:
+        yield cluster
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-class TestKafkaOutage(OutageSuite):
-    """Contract of outages: the broker frozen, and killed and started again."""
+class TestFrozenKafka(OutageSuite, RestartSuite):
+    """Contract of outages: the broker keeps its connections and answers nothing."""
 
     REQUEST_TIMEOUT = 1.0
 
-    @pytest.fixture(scope="class")
-    def cluster(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-        directory: Path = tmp_path_factory.mktemp("fragile-kafka")
-        with LocalCluster.start(directory, die_with_parent=True) as cluster:
-            yield cluster
+    @pytest.fixture
+    def world(self, fragile_cluster: LocalCluster) -> Iterator[FragileWorld]:
+        yield from fragile_world(fragile_cluster, self.REQUEST_TIMEOUT, frozen=True)
 
-    @pytest.fixture(params=["frozen", "killed"])
-    def world(self, request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[FragileWorld]:
-        config = KafkaConfig(cluster.bootstrap, request_timeout=self.REQUEST_TIMEOUT)
-        made = FragileKafkaWorld(config, cluster, frozen=request.param == "frozen")
-        yield made
-        made.broker.close()
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+class TestKilledKafka(RestartSuite):
+    """Contract of outages: the broker is killed and started again."""
+
+    REQUEST_TIMEOUT = 1.0
+
+    @pytest.fixture
+    def world(self, fragile_cluster: LocalCluster) -> Iterator[FragileWorld]:
+        yield from fragile_world(fragile_cluster, self.REQUEST_TIMEOUT, frozen=False)
+
+
+def fragile_world(cluster: LocalCluster, request_timeout: float, *, frozen: bool) -> Iterator[FragileWorld]:
+    made = FragileKafkaWorld(KafkaConfig(cluster.bootstrap, request_timeout=request_timeout), cluster, frozen=frozen)
+    yield made
+    made.broker.close()

@@ -10,7 +10,7 @@ import pytest
 
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import TopicPartition
-from tests.contract.broker_suite import BrokerSuite, OutageSuite
+from tests.contract.broker_suite import BrokerSuite, OutageSuite, RestartSuite
 from tests.contract.log_world import FragileWorld
 
 
@@ -48,5 +48,5 @@ class TestMemoryBroker(BrokerSuite):
     """Contract without an outage."""
 
 
-class TestMemoryOutage(OutageSuite):
+class TestMemoryOutage(OutageSuite, RestartSuite):
     """Contract of outages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 
@@ -228,6 +229,6 @@ class WriteSuite:
         assert reader.poll(1.0) == []
 
 
-def _first_of_each(items: list[object]) -> list[object]:
+def _first_of_each(items: Sequence[object]) -> list[object]:
     """Without repeats: sending again after a fault may write a record twice."""
     return list(dict.fromkeys(items))
