@@ -81,14 +81,24 @@ class Service:
         waiting.clear()
         work = make(broker, url)
         work.start()
-        _log.info("service.ready", f"{self.name} works", url=url)
         failure = None
+        ready = False
         while failure is None and not self.stopping.wait(0.2):
             failure = work.failure()
+            ready = self._say_readiness(ready, url)
         if failure is not None:
             _log.error("service.failed", failure[1], exit_code=failure[0])
         work.stop()
         return failure[0] if failure else 0
+
+    def _say_readiness(self, before: bool, url: str) -> bool:
+        """One line each time the process becomes able or unable to do its work."""
+        reasons = self.health.ready()
+        if not reasons and not before:
+            _log.info("service.ready", f"{self.name} works", url=url)
+        elif reasons and before:
+            _log.warning("service.unready", "; ".join(reasons.values()), url=url)
+        return not reasons
 
     def _wait_for_topics(self, broker: Broker, waiting: list[str]) -> bool:
         """False when told to stop first. Says every time the reason changes why it waits."""

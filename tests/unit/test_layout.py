@@ -48,8 +48,16 @@ def _imports(path: Path, *, lazy: bool) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            # `from package import module` needs the package's own names only if one of them is asked for.
+            if not all(_is_module(name) for name in names):
+                yield node.module or ""
+            yield from names
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split(".")[1:])
+    return name.startswith("moebus.") and (path.with_suffix(".py").exists() or (path / "__init__.py").exists())
 
 
 def _type_checking(node: ast.AST) -> bool:
