@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,6 +17,10 @@ from moebus.schemas.headers import read_headers
 from moebus.schemas.members import decode_member, decode_ops, split_key
 from moebus.schemas.responses import ControlResponse, Phase, decode_response
 
+_ORDER = (
+    "published", "duplicate", "conflicting", "invalid", "expected", "accepted", "progress", "staged", "commit", "void",
+    "done", "member", "dead_letter",
+)  # fmt: skip
 _SHOWN_ID = 64  # characters of a request id that members' records hold
 
 
@@ -81,13 +86,13 @@ class TraceBuilder:
             return
 
     def events(self) -> tuple[TraceEvent, ...]:
-        """By append time; within one topic in log order."""
+        """By append time; within one partition in log order."""
         mine = {event.where for event in self._events}
         for source, record in self._dead:
             if source in mine or read_headers(record.headers).correlation_id == self.request_id:
                 self._add(record, _producer(record), "dead_letter", detail=f"{source}: {_reason(record)}")
         self._dead.clear()
-        return tuple(sorted(self._events, key=lambda event: event.time_ms))
+        return tuple(_merged(self._events))
 
     def _request(self, record: LogRecord) -> None:
         try:
@@ -159,6 +164,18 @@ class TraceBuilder:
 
     def _add(self, record: LogRecord, actor: str, what: str, *, code: str | None = None, detail: str = "") -> None:
         self._events.append(TraceEvent(record.timestamp_ms, str(record), actor, what, code, detail))
+
+
+def _merged(events: list[TraceEvent]) -> list[TraceEvent]:
+    """Merges partitions, each of which is in log order. Of the same millisecond, causes come before effects."""
+    queues: dict[str, deque[TraceEvent]] = {}
+    for event in events:
+        queues.setdefault(event.where.rpartition("/")[0], deque()).append(event)
+    merged = []
+    while waiting := [queue for queue in queues.values() if queue]:
+        first = min(waiting, key=lambda queue: (queue[0].time_ms, _ORDER.index(queue[0].what)))
+        merged.append(first.popleft())
+    return merged
 
 
 def _producer(record: LogRecord) -> str:

@@ -115,7 +115,7 @@ def test_an_update_is_committed_once_everybody_has_staged(broker: MemoryBroker, 
         assert (outcome.status, outcome.decision) == ("ok", "commit")
         assert decisions(a) == decisions(b) == ["commit"]
         assert set(outcome.staged) == {"a", "b"}
-        assert phases[0] == (None, Phase.EXPECTED)
+        assert phases.count((None, Phase.EXPECTED)) == 1
         assert phases.count(("a", Phase.STAGED)) == phases.count(("a", Phase.DONE)) == 1
         assert threads == {threading.get_ident()}
 
@@ -165,7 +165,8 @@ def test_any_client_reads_the_outcome_later(broker: MemoryBroker, client: Contro
             second.trace("p-2")
         trace = second.trace("p-1")
         assert trace.outcome == outcome
-        assert [event.what for event in trace.events] == ["published", "expected", "accepted", "done"]
+        assert trace.events[0].what == "published"
+        assert sorted(event.what for event in trace.events[1:]) == ["accepted", "done", "expected"]
 
 
 def test_the_same_command_again_takes_the_first_answers(broker: MemoryBroker, client: ControlClient) -> None:

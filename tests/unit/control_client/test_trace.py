@@ -23,9 +23,9 @@ def test_events_in_order_of_append_time() -> None:
     issued = make_request("r1", "pause", {"mode": "abort"}, target="role=rollout", issuer="me", deadline_s=30.0)
     dead = LogRecord(TOPICS.dlt, 0, 0, 1_600, b"t.control.requests.v1/0/12", b"x", (("reason", b"not_json"),))
     records = [
-        response_record(response("a"), 3, 1_300),
         response_record(expected_response("r1", REQUEST.digest, 10, ("a", "b")), 1, 1_050),
         response_record(response("a", phase=Phase.ACCEPTED), 2, 1_100),
+        response_record(response("a"), 3, 1_300),
         request_record(issued, 10, 1_000),
         request_record(make_request("c", "decide", {"request_id": "r1", "decision": "void"}, issuer="me"), 11, 1_400),
         request_record(issued, 12, 1_550),
@@ -54,6 +54,22 @@ def test_events_in_order_of_append_time() -> None:
     assert events[3].detail == "in progress: pause drain"
     assert events[4].code == "ok"
     assert events[8].detail == "t.control.requests.v1/0/12: not_json"
+
+
+def test_in_one_millisecond_causes_come_first_and_a_partition_keeps_its_order() -> None:
+    records = [
+        response_record(expected_response("r1", REQUEST.digest, 10, ("a", "b")), 1, 1_000),
+        response_record(response("a", phase=Phase.STAGED), 2, 1_000),
+        request_record(REQUEST, 10, 1_000),
+        request_record(make_request("c", "decide", {"request_id": "r1", "decision": "commit"}), 11, 1_000),
+        response_record(response("b", phase=Phase.ACCEPTED), 3, 1_000),
+        response_record(response("a"), 4, 1_000),
+    ]
+    builder = TraceBuilder("r1", TOPICS)
+    for record in records:
+        builder.take(record)
+    whats = [event.what for event in builder.events()]
+    assert whats == ["published", "expected", "staged", "accepted", "commit", "done"]
 
 
 def test_conflicting_and_invalid_records_are_told_apart() -> None:
