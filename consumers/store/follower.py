@@ -184,7 +184,8 @@ class Follower:
         """Full: the partition stands at the record that did not fit; deletes behind it may make room."""
         if number not in self._stopped_at:
             _log.error("store.full", f"partition {number} takes nothing in: {error}", partition=number)
-        self._stopped_at[number] = self._clock.monotonic()
+        # A batch that was lost says that pages were missing below the limit too: there, try again only after a while.
+        self._stopped_at[number] = self._clock.monotonic() if error.lost else float("-inf")
         self._progress.full(number, str(error))
         self._recorder.stopped(number, True)
         if partition.dirty:

@@ -8,7 +8,7 @@ import numpy as np
 
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.model_card import ModelCard
-from moebus.schemas.record import Base, Header, Outcome, Versions, encode_attempt
+from moebus.schemas.record import Base, CodecName, Header, Outcome, Versions, encode_attempt
 from moebus.schemas.rollout import rollout_key
 from moebus.schemas.route_ref import token_hash
 
@@ -65,6 +65,7 @@ def make_attempt(
     outcome: Outcome | None = None,
     versions: Versions = (),
     seed: int | None = None,
+    codec: CodecName = "zstd",
 ) -> Attempt:
     """An attempt of `rows` own rows cut into `chunks` chunks; its content follows from `seed` (default `number`)."""
     seed = number if seed is None else seed
@@ -73,6 +74,6 @@ def make_attempt(
     row_bytes = len(card.moe_layers) * card.top_k * card.dtype.itemsize
     target = row_bytes * -(-rows // chunks) if rows else row_bytes
     outcome = outcome or Outcome(token_hash=token_hash(make_tokens(rows, seed)) if base is None else None)
-    records = list(encode_attempt(routes, header, card, outcome, versions=versions, target=target))
+    records = list(encode_attempt(routes, header, card, outcome, versions=versions, codec=codec, target=target))
     assert len(records) == (chunks if rows else 0) + 1
     return Attempt(header, routes, records)

@@ -1,0 +1,94 @@
+"""A map that is full: ingest stops and says so, deletes make room, ingest goes on, nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moebus.consumers.store import RouteStore
+from moebus.schemas.model_card import ModelCard
+from moebus.schemas.record import Base, Delete
+from tests.support.routes import Attempt, attempt_id, make_attempt
+from tests.support.store import SMALL, Rig, error_of, held, read
+from tests.support.wait import wait_until
+
+TIGHT = replace(SMALL, map_bytes=2 << 20, commit_interval=0.002)
+CARD = ModelCard(256, 8, tuple(range(10)))  # 80 bytes a row
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path / "data")
+
+
+def big(rollout_id: str, number: int, base: Base | None = None) -> Attempt:
+    """100 KB in one chunk; all in one group."""
+    return make_attempt(rollout_id, number=number, rows=1250, group="g", card=CARD, base=base, codec="raw")
+
+
+@contextmanager
+def filled(rig: Rig, count: int = 40) -> Iterator[tuple[RouteStore, list[Attempt]]]:
+    """A store that was offered twice what it can hold."""
+    attempts = [big(f"r{number}:0:0:0", number) for number in range(1, count + 1)]
+    rig.put(*attempts)
+    with rig.running(options=TIGHT, ready=False) as store:
+        number = rig.partition("g")
+        wait_until(lambda: number in store.progress.lags() and store.progress.lags()[number].full, what="a full map")
+        yield store, attempts
+
+
+def test_full_is_said_and_what_is_held_stays_readable(rig: Rig) -> None:
+    with filled(rig) as (store, attempts):
+        number = rig.partition("g")
+        assert f"partition {number}" in (store.waiting() or "")
+        assert rig.metrics.value("moebus_store_ingest_stopped", partition=str(number)) == 1
+        lag = store.progress.lags()[number]
+        assert 10 < lag.applied < lag.end
+        store.progress.follow(number, 0, lag.applied)  # as if it had been caught up before
+        np.testing.assert_array_equal(read(store, "r1:0:0:0"), attempts[0].routes)
+        assert store.failure() is None
+
+
+def test_deletes_behind_the_stop_make_room(rig: Rig) -> None:
+    with filled(rig) as (store, attempts):
+        half = len(attempts) // 2
+        for attempt in attempts[: half + 5]:
+            rig.fence(Delete("run", attempt.header.rollout_id, attempt_id(200)))
+        rig.caught_up(store)
+        assert store.waiting() is None
+        assert rig.metrics.value("moebus_store_ingest_stopped", partition=str(rig.partition("g"))) == 0
+        assert held(store) == sorted(attempt.header.rollout_id for attempt in attempts[half + 5 :])
+        for attempt in attempts[half + 5 :]:
+            np.testing.assert_array_equal(read(store, attempt.header.rollout_id), attempt.routes)
+        assert error_of(store, "r1:0:0:0") == "RouteDeleted"
+
+
+def test_what_a_record_before_the_delete_names_as_base_is_spared(rig: Rig) -> None:
+    with filled(rig) as (store, attempts):
+        first = attempts[0]
+        turn = make_attempt(
+            "t:0:1:0", number=90, rows=3, group="g", card=CARD, base=Base(attempt_id(1), 1250, "r1:0:0:0")
+        )
+        rig.put(turn)
+        for attempt in attempts[:30]:
+            rig.fence(Delete("run", attempt.header.rollout_id, attempt_id(200)))
+        rig.caught_up(store)
+        np.testing.assert_array_equal(read(store, "t:0:1:0"), np.concatenate([first.routes, turn.routes]))
+        assert error_of(store, "r1:0:0:0") == "RouteDeleted"
+        assert held(store, "t") == ["t:0:1:0"]
+
+
+def test_a_restart_while_full(rig: Rig) -> None:
+    with filled(rig):
+        pass
+    with rig.running(options=TIGHT, ready=False) as store:
+        number = rig.partition("g")
+        wait_until(lambda: number in store.progress.lags() and store.progress.lags()[number].full, what="a full map")
+    wider = replace(TIGHT, map_bytes=16 << 20)
+    with rig.running(options=wider) as store:
+        assert len(held(store)) == 40

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moebus.consumers.store.decide import Rules
+from moebus.consumers.store.env import EnvClosed
+from moebus.consumers.store.partition import Guard, Partition
+from moebus.consumers.store.view import View, rows_of
+from moebus.schemas.errors import SettingsError
+from moebus.schemas.record import Base, Clear, Delete, encode
+from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted
+from tests.support.routes import Attempt, attempt_id, make_attempt
+
+GUARD = Guard("cluster", "topic")
+RULES = Rules(open_ttl_ms=1_000, keep_ttl_ms=10_000, fence_ttl_ms=50_000)
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Iterator[Partition]:
+    made = open_at(tmp_path)
+    yield made
+    made.close()
+
+
+def open_at(path: Path, guard: Guard = GUARD, rules: Rules = RULES) -> Partition:
+    return Partition(0, path, guard, rules, 16 << 20, sync=False)
+
+
+def feed(partition: Partition, *records: bytes, now_ms: int = 0) -> list[str]:
+    """Verdicts; committed."""
+    first = partition.next_offset or 0
+    verdicts = [partition.apply(first + n, record, now_ms).verdict for n, record in enumerate(records)]
+    partition.commit()
+    return [str(verdict) for verdict in verdicts]
+
+
+def state_of(partition: Partition, attempt: Attempt) -> str:
+    found = [s for s in View(partition).find(attempt.header.key).attempts if s.header == attempt.header]
+    return found[0].state if found else "unknown"
+
+
+def test_a_delete_counts_for_reads_before_it_is_committed(partition: Partition) -> None:
+    kept, gone = make_attempt("a:10", number=1), make_attempt("a:1:0", number=2)
+    feed(partition, *kept.records, *gone.records)
+    partition.apply(4, encode(Delete("run", "a:1", attempt_id(9))), 0)
+    assert [state_of(partition, one) for one in (kept, gone)] == ["whole", "gone"]
+    assert [s.key.rollout_id for s in View(partition).page("run", None, b"", 10)] == ["a:10"]
+    assert "a:1" in (View(partition).find(gone.header.key).fence or "")
+    partition.rollback()
+    assert state_of(partition, gone) == "whole"
+    partition.apply(4, encode(Clear("run", 0, attempt_id(9))), 0)
+    assert state_of(partition, kept) == "gone"
+    partition.commit()
+    assert [state_of(partition, one) for one in (kept, gone)] == ["gone", "gone"]
+
+
+def test_time_takes_away(partition: Partition) -> None:
+    whole, half = make_attempt("whole", number=1), make_attempt("half", number=2, rows=4, chunks=2)
+    feed(partition, *whole.records, half.records[0], now_ms=100)
+    partition.tidy(1_100)
+    partition.commit()
+    assert [state_of(partition, one) for one in (whole, half)] == ["whole", "open"]
+    partition.tidy(1_101)
+    partition.commit()
+    assert state_of(partition, half) == "lost"
+    partition.tidy(10_101)
+    assert partition.commit().removed == {"age": 1}
+    assert [state_of(partition, one) for one in (whole, half)] == ["gone", "lost"]
+    assert partition.figures().whole == 0
+    partition.tidy(70_000)
+    partition.commit()
+    assert [state_of(partition, one) for one in (whole, half)] == ["unknown", "unknown"]
+
+
+def test_a_lost_attempt_can_be_sent_again_whole(partition: Partition) -> None:
+    attempt = make_attempt("a", rows=4, chunks=2)
+    feed(partition, attempt.records[0])
+    assert feed(partition, *attempt.records[1:], now_ms=2_000) == ["stored", "stored"]
+    assert state_of(partition, attempt) == "open"
+    assert feed(partition, *attempt.records, now_ms=2_001) == ["completed", "duplicate", "duplicate"]
+    assert state_of(partition, attempt) == "whole"
+
+
+def test_fences_live_as_long_as_they_must(partition: Partition) -> None:
+    late = make_attempt("a", number=1)
+    feed(partition, encode(Delete("run", "a", attempt_id(9))), encode(Clear("old", 3, attempt_id(8))), now_ms=0)
+    assert feed(partition, late.records[0], now_ms=49_000) == ["refused"]
+    partition.tidy(200_000)
+    partition.commit()
+    assert feed(partition, make_attempt("a", number=2).records[0], now_ms=200_000) == ["stored"]
+    assert feed(partition, make_attempt("a", run="old", number=3).records[0], now_ms=200_000) == ["refused"]
+
+
+def test_a_lower_epoch_does_not_lower_a_fence(partition: Partition) -> None:
+    feed(partition, encode(Delete("run", "a", attempt_id(9), 5)), encode(Delete("run", "a", attempt_id(8), 2)))
+    feed(partition, encode(Clear("run", 1, attempt_id(7))))
+    verdicts = [feed(partition, make_attempt("a:1", number=n, epoch=n).records[0])[0] for n in (1, 5, 6)]
+    assert verdicts == ["refused", "refused", "stored"]
+
+
+def test_base_rows_outlive_the_base_and_are_freed_after_the_last_user(partition: Partition) -> None:
+    first = make_attempt("a:0:0:0", number=1, rows=6, chunks=3)
+    second = make_attempt("a:0:1:0", number=2, rows=4, base=Base(attempt_id(1), 6, "a:0:0:0"))
+    third = make_attempt("a:0:2:0", number=3, rows=2, base=Base(attempt_id(2), 10, "a:0:1:0"))
+    feed(partition, *first.records, *second.records, *third.records)
+    feed(partition, encode(Delete("run", "a:0:0", attempt_id(9))), encode(Delete("run", "a:0:1", attempt_id(9))))
+    drain(partition)
+    view = View(partition)
+    (state,) = view.find(third.header.key).attempts
+    rows = np.concatenate(list(rows_of(view, view.plan(state, 0, 12))))
+    np.testing.assert_array_equal(rows, np.concatenate([first.routes, second.routes, third.routes]))
+    feed(partition, encode(Delete("run", "a", attempt_id(9))))
+    drain(partition)
+    assert (blobs(partition), partition.figures().whole) == (0, 0)
+
+
+def test_many_rollouts_under_one_prefix_go_at_once(partition: Partition) -> None:
+    for number in range(1, 1500):
+        feed_quietly(partition, make_attempt(f"p:{number}", number=number, rows=1, group="g"))
+        if number % 100 == 0:
+            partition.commit()
+    partition.commit()
+    assert partition.figures().whole == 1499
+    partition.apply(partition.next_offset or 0, encode(Delete("run", "p", attempt_id(9999))), 0)
+    assert partition.commit().removed == {"delete": 1499}
+    drain(partition)
+    assert (blobs(partition), partition.figures().whole) == (0, 0)
+
+
+def feed_quietly(partition: Partition, attempt: Attempt) -> None:
+    for record in attempt.records:
+        partition.apply((partition.next_offset or 0), record, 0)
+
+
+def drain(partition: Partition) -> None:
+    while partition.tidy(0):
+        partition.commit()
+    partition.commit()
+
+
+def blobs(partition: Partition) -> int:
+    with partition.reading() as (tables, _):
+        return len(list(tables._keys("blobs")))
+
+
+def test_damage_on_the_disk_is_found(partition: Partition) -> None:
+    attempt = make_attempt("a", rows=6)
+    feed(partition, *attempt.records)
+    view = View(partition)
+    (state,) = view.find(attempt.header.key).attempts
+    plan = view.plan(state, 0, 6)
+    txn = partition.env.begin_write()
+    damaged = bytearray(attempt.records[0])
+    damaged[-1] ^= 1
+    txn.put(b"\0" * 7 + b"\1" + b"\0" * 4, bytes(damaged), db=partition.env.tables["blobs"])
+    txn.commit()
+    with pytest.raises(RouteCorrupt, match="checksum"):
+        list(rows_of(view, plan))
+    partition.rebuild(GUARD)
+    with pytest.raises(RouteDeleted):
+        list(rows_of(view, plan))
+
+
+def test_data_of_another_log_is_thrown_away(tmp_path: Path) -> None:
+    attempt = make_attempt("a")
+    one = open_at(tmp_path)
+    feed(one, *attempt.records)
+    one.close()
+    with pytest.raises(EnvClosed), one.reading():
+        pass
+    again = open_at(tmp_path)
+    assert (again.next_offset, state_of(again, attempt)) == (2, "whole")
+    again.close()
+    (tmp_path / "mine.txt").write_text("not ours")
+    other = open_at(tmp_path, replace(GUARD, topic_id="another"))
+    assert (other.next_offset, state_of(other, attempt)) == (None, "unknown")
+    other.close()
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="data_dir"):
+        open_at(tmp_path / "file")
