@@ -17,7 +17,7 @@ from moebus.cli._output import JsonFlag, emit, err, out
 from moebus.producers.control import ControlClient, Outcome
 from moebus.producers.control.commands import default_timeout
 from moebus.producers.control.outcome import position_text
-from moebus.schemas.control import Expect
+from moebus.schemas.control import Expect, make_request
 from moebus.schemas.control_args import Method
 from moebus.schemas.responses import Code, ControlResponse, Phase
 
@@ -96,6 +96,8 @@ def issue(ctx: typer.Context, method: Method, args: Mapping[str, Any] | None, co
         BrokerUnavailable, InvalidInput, TopicMissing.
     """
     timeout = common.timeout if common.timeout is not None else default_timeout(method)
+    # Wrong use is said at once, also where no broker answers.
+    make_request(common.request_id or "unsent", method, args, target=common.target, run=common.run)
     with session(ctx) as s, ControlClient(s.broker, s.topics) as client:
         operation = client.submit(
             method,
