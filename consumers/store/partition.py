@@ -245,7 +245,7 @@ class Partition:
             b"o": rules.open_ttl_ms, b"w": rules.keep_ttl_ms, b"m": rules.fence_ttl_ms, b"f": rules.fence_ttl_ms,
             b"t": rules.fence_ttl_ms,
         }  # fmt: skip
-        return bool(tables.trash()) or any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
+        return bool(tables.trash(1)) or any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
 
     def _level(self, size: int) -> float:
         return (self._used + self._batch.bytes + size + _RECORD_OVERHEAD) / self._map_bytes

@@ -102,9 +102,9 @@ class Removal:
         tables.forget(b"t", now_ms - rules.fence_ttl_ms, _SLICE)
 
     def free(self, limit: int) -> int:
-        """Frees up to `limit` blobs of what was removed; returns how many."""
+        """Frees up to `limit` blobs of what was removed; returns how many: fewer when nothing is left."""
         left = limit
-        for owner in self._tables.trash():
+        for owner in self._tables.trash(limit):  # each has one at least
             left -= self._tables.free(owner, left)
             if left <= 0:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 from moebus.consumers.store import keys
@@ -125,9 +126,9 @@ class Tables:
     def put_blob(self, owner: int, index: int, data: bytes) -> None:
         self._put("blobs", keys.blob_key(owner, index), data)
 
-    def trash(self) -> list[bytes]:
-        """Owners (first bytes of their blobs' keys) whose blobs are still to be freed; the first 1,000."""
-        return [key for key, _ in zip(self._keys("trash"), range(1000), strict=False)]
+    def trash(self, limit: int) -> list[bytes]:
+        """Owners (first bytes of their blobs' keys) whose blobs are still to be freed; the first `limit`."""
+        return list(islice(self._keys("trash"), limit))
 
     def free(self, owner: bytes, limit: int) -> int:
         """Frees up to `limit` blobs of a trashed owner; returns how many."""

@@ -24,7 +24,7 @@ def state(number: int, kind: State | Status, group: str = "g") -> AttemptState:
     """An attempt that is open, spoilt, lost or gone, or whole with a status."""
     header = Header("run", group, "a", 0, attempt_id(number))
     if kind in ("open", "spoilt", "lost", "gone"):
-        return AttemptState(header, kind, 0, 0, reason="because")  # type: ignore[arg-type]
+        return AttemptState(header, kind, 0, 0, reason="because")
     return AttemptState(header, "whole", 1, 0, end=End(header, 0, 0, 0, kind))  # type: ignore[arg-type]
 
 
