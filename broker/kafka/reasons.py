@@ -18,11 +18,12 @@ class _Seen(NamedTuple):
 
 
 class _Tap(logging.Filter):
-    """Remembers warnings; lets through what the logger would have let through without it."""
+    """Remembers warnings; lets through what the logger would let through without it."""
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
-        self._level = level
+        self._own_level = logger.level
+        self._parent = logger.parent or logging.getLogger()
         self._lock = threading.Lock()
         self._seen: deque[_Seen] = deque(maxlen=_KEPT)
 
@@ -30,7 +31,7 @@ class _Tap(logging.Filter):
         if record.levelno >= logging.WARNING:
             with self._lock:
                 self._seen.append(_Seen(time.monotonic(), record.getMessage()))
-        return record.levelno >= self._level
+        return record.levelno >= (self._own_level or self._parent.getEffectiveLevel())
 
     def since(self, start: float) -> list[str]:
         with self._lock:
@@ -47,9 +48,8 @@ def _install() -> _Tap:
     with _lock:
         if _tap is None:
             logger = logging.getLogger(_LOGGER)
-            _tap = _Tap(logger.getEffectiveLevel())
-            if logger.getEffectiveLevel() > logging.WARNING:
-                logger.setLevel(logging.WARNING)
+            _tap = _Tap(logger)
+            logger.setLevel(logging.DEBUG)
             logger.addFilter(_tap)
         return _tap
 
