@@ -69,7 +69,7 @@ def decode_object(value: bytes) -> Decoded:
         result: dict[str, Any] = {}
         for key, item in items:
             if key in result:
-                faults.append((key, "the key appears twice in one object"))
+                faults.append((key if key.isprintable() else ascii(key), "the key appears twice in one object"))
             result[key] = item
         return result
 

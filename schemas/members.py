@@ -108,10 +108,12 @@ def split_key(key: bytes | None) -> tuple[str, bool] | None:
 
 
 def encode_member(state: MemberState) -> tuple[bytes, HeaderList]:
-    """Value and headers. Above 2 KB the reason is left out. Raises InvalidInput, field `member`, if still too large."""
+    """Value and headers. Above 2 KB the reasons are left out. Raises InvalidInput, field `member`: still too large."""
     value = encode_json(state.model_dump(mode="json", exclude_none=True))
-    if len(value) > MAX_MEMBER_BYTES and state.reason is not None:
-        value = encode_json(state.model_dump(mode="json", exclude_none=True, exclude={"reason"}))
+    if len(value) > MAX_MEMBER_BYTES:
+        desired = {name: item for name, item in (state.desired or {}).items() if name != "reason"}
+        short = state.model_copy(update={"reason": None, "desired": desired or None})
+        value = encode_json(short.model_dump(mode="json", exclude_none=True))
     return _bounded(value, state.member_id)
 
 

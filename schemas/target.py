@@ -15,6 +15,7 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9._-]{0,63}")
 _TERM = re.compile(r"\s*([A-Za-z0-9._/-]{1,63})\s*(?:=\s*([A-Za-z0-9._-]{0,63})|\s+in\s*\(([^()]*)\))\s*")
 ALL = "all"
 MAX_IDS = 10_000
+MAX_LABEL_BYTES = 384
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,8 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
         if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
             pair = f"{echo(name)}={echo(value)}"
             raise InvalidInput("labels", f"{pair}: at most 63 of A-Z a-z 0-9 . _ - each (/ in names)")
-    if sum(len(name) + len(value) + 6 for name, value in labels.items()) > 512:
-        raise InvalidInput("labels", "more than 512 bytes in all")
+    if sum(len(name) + len(value) + 6 for name, value in labels.items()) > MAX_LABEL_BYTES:
+        raise InvalidInput("labels", f"more than {MAX_LABEL_BYTES} bytes in all")
     return dict(labels)
 
 

@@ -17,12 +17,16 @@ from moebus.schemas.errors import InvalidInput
 from moebus.schemas.responses import Code, ControlResponse, Phase
 
 KEPT_ANSWERS = 256
+UNKNOWN = "unknown"
 _METHODS = frozenset(str(method) for method in Method)
 
 
 @dataclass(slots=True)
 class Ticket:
-    """A request that is being answered. `offset`: of the record that bound its id. Times: broker Unix ms."""
+    """A request that is being answered. `offset`: of the record that bound its id. Times: broker Unix ms.
+
+    `method` is one of ours or `unknown`: words from outside go into no label.
+    """
 
     request_id: str
     digest: str
@@ -35,16 +39,12 @@ class Ticket:
 
     @classmethod
     def of(cls, entry: Entry, now_ms: int) -> Ticket:
-        return cls(entry.request_id, entry.digest, entry.offset, entry.method, now_ms, entry.traceparent)
+        method = entry.method if entry.method in _METHODS else UNKNOWN
+        return cls(entry.request_id, entry.digest, entry.offset, method, now_ms, entry.traceparent)
 
     @classmethod
     def of_update(cls, update: Update, now_ms: int) -> Ticket:
         return cls(update.request_id, update.digest, update.offset, str(Method.UPDATE_WEIGHTS), now_ms)
-
-    @property
-    def label(self) -> str:
-        """The method as a metric label: words from outside are not labels."""
-        return self.method if self.method in _METHODS else "unknown"
 
 
 class Answers:
@@ -98,8 +98,8 @@ class Answers:
         self.keep(response)
         if phase is Phase.DONE:
             seconds = max(0.0, (self._clock.now_ms() - ticket.read_ms) / 1000)
-            self._metrics.inc("moebus_control_answers_total", method=ticket.label, code=str(code))
-            self._metrics.observe("moebus_control_command_duration_seconds", seconds, method=ticket.label)
+            self._metrics.inc("moebus_control_answers_total", method=ticket.method, code=str(code))
+            self._metrics.observe("moebus_control_command_duration_seconds", seconds, method=ticket.method)
         lifecycle = str(self._reporter.view().lifecycle)
         log.info(f"control.{phase}", message or str(code), code=str(code), lifecycle=lifecycle)
 

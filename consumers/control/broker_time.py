@@ -7,22 +7,29 @@ import threading
 
 from moebus.observability.clock import Clock
 
+STALE_S = 10.0
+
 
 class BrokerClock:
     """Unix milliseconds by the broker: the append time of the last acknowledged record plus the time since its ack.
 
-    Before the first ack it is the machine's own clock. Thread-safe.
+    An ack that took long says less than a quick one and counts only where that is old. Before the first ack it is the
+    machine's own clock. Thread-safe.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._base_ms: float | None = None
+        self._taken_at = 0.0
 
     def observe(self, timestamp_ms: int) -> None:
         """Takes in the append time of a record of ours whose ack has just come."""
+        now = self._clock.monotonic()
+        base = timestamp_ms - now * 1000
         with self._lock:
-            self._base_ms = timestamp_ms - self._clock.monotonic() * 1000
+            if self._base_ms is None or base > self._base_ms or now - self._taken_at > STALE_S:
+                self._base_ms, self._taken_at = base, now
 
     def now_ms(self) -> int:
         with self._lock:

@@ -118,7 +118,9 @@ class Effects:
         self._log.warning("control.step_failed", str(error), step=type(step).__name__)
         state, code = self.observe(out.state), code_of(error)
         if isinstance(step, Stage):
-            state = replace(state, missed=step.offset)
+            updating = state.phase is Lifecycle.UPDATING and not state.transferring
+            phase = Lifecycle.PAUSED if updating else state.phase
+            state = replace(state, missed=step.offset, pending=None, phase=phase)
         elif isinstance(step, Commit):
             state, code = self._commit_failed(step.offset, step.args, state, error)
         elif isinstance(step, Transfer) and step.args.step != "init":

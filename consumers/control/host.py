@@ -38,6 +38,7 @@ STALLED_S = 30.0
 CHECK_S = 30.0
 MAX_WAITING = 1000
 VOID_SPREAD_MS = 5000
+VOID_AGAIN_S = 150.0
 RETRY_S = 1.0
 _log = get_logger(__name__)
 
@@ -52,14 +53,14 @@ class Superseded(FatalError):
 class _Seat:
     """A worker with its thread. `hello`: offset of its own. `taken`: the take-over was handed to the thread.
 
-    `voided`: the update this seat has written a void for. `patience_ms`: how long after its deadline it would.
+    `voided`: the update this seat has written a void for, and when. `patience_ms`: how long after its deadline.
     """
 
     worker: Worker
     executor: Executor
     hello: int = -1
     taken: bool = False
-    voided: int = -1
+    voided: tuple[int, float] = (-1, 0.0)
     patience_ms: int = 0
 
 
@@ -119,7 +120,7 @@ class ControlWorkerHost:
     # -- life
 
     def open(self) -> None:
-        """Connects and says hello, waiting for a broker and its topics as long as it takes; once only. Raises Stopped."""
+        """Connects and says hello, waiting for a broker and its topics as long as it takes. Raises Stopped."""
         assert self._writer is None, "open was called before"
         self._writer = self._broker.writer(self._name)
         self._journal = Journal(self._writer, self._topics, self.broker_clock, self._name, self._abandon)
@@ -237,12 +238,12 @@ class ControlWorkerHost:
             self._supersede(entry)
         if not all(seat.taken for seat in self._seats):
             self._history.extend(self._lighter(entry) for entry in entries)
+        self._dead_letters()
         for entry in entries:
             for seat in self._seats:
                 if seat.taken:
                     self._dispatch(seat, entry)
         self._take_over()
-        self._dead_letters()
         if not self._threads:
             for seat in self._seats:
                 seat.executor.run_pending()
@@ -288,24 +289,27 @@ class ControlWorkerHost:
                 seat.worker.reporter.waiting = "another process of this worker still lives"
                 continue
             prior = members.prior(worker_id)
-            seat.executor.put(partial(take_over, seat.worker, prior, tuple(self._history), seat.hello))
             seat.taken = True
+            self._dead_letters()
+            seat.executor.put(partial(take_over, seat.worker, prior, tuple(self._history), seat.hello))
         if all(seat.taken for seat in self._seats):
             self._history.clear()
             self._feed.leave_members()
 
     def _dead_letters(self) -> None:
-        """Puts aside what has no readable id, from where the workers of this process take part."""
-        if not self._feed.bad or not all(seat.taken for seat in self._seats):
+        """Puts aside what has no readable id, from where the workers of this process take part, before one of them
+        can say that it dealt with it."""
+        taken = [seat for seat in self._seats if seat.taken]
+        if not self._feed.bad or not taken:
             return
         assert self._journal is not None
-        first = min(self._since(seat) for seat in self._seats)
-        for record, error in self._feed.bad:
-            if record.offset >= first:
-                self._journal.acked(self._journal.dead_letter(record, error.reason, error.detail))
-                self._metrics.inc("moebus_dead_letters_total", reason=error.reason)
-                _log.warning("control.dead_letter", error.detail, reason=error.reason, position=str(record))
-        self._feed.bad.clear()
+        first = min(self._since(seat) for seat in taken)
+        for record, error in (one for one in self._feed.bad if one[0].offset >= first):
+            self._journal.acked(self._journal.dead_letter(record, error.reason, error.detail))
+            self._metrics.inc("moebus_dead_letters_total", reason=error.reason)
+            _log.warning("control.dead_letter", error.detail, reason=error.reason, position=str(record))
+        all_taken = len(taken) == len(self._seats)
+        self._feed.bad = [] if all_taken else [one for one in self._feed.bad if one[0].offset < first]
 
     def _since(self, seat: _Seat) -> int:
         prior = self._feed.members.prior(seat.worker.spec.worker_id)
@@ -348,9 +352,10 @@ class ControlWorkerHost:
         assert self._journal is not None
         for seat in self._seats:
             update = seat.worker.void_due(self.broker_clock.now_ms(), seat.patience_ms)
-            if update is None or seat.voided == update.offset:
+            now = self._clock.monotonic()
+            if update is None or (seat.voided[0] == update.offset and now < seat.voided[1] + VOID_AGAIN_S):
                 continue
-            seat.voided = update.offset
+            seat.voided = (update.offset, now)
             request_id = f"void-{seat.worker.spec.worker_id}-{self.boot_id}-{update.offset}"
             args = {"request_id": update.request_id, "decision": "void"}
             request = make_request(request_id, Method.DECIDE, args, issuer=seat.worker.spec.worker_id)

@@ -22,7 +22,7 @@ class MembersView:
 
     def __init__(self, ids: Iterable[str]) -> None:
         self._seen = {worker_id: _Seen() for worker_id in ids}
-        self._old: set[str] = set()
+        self._begun = False
 
     def feed(self, record: LogRecord) -> None:
         """Takes in one record; those of others and those that cannot be read are ignored."""
@@ -41,10 +41,12 @@ class MembersView:
             seen.state, seen.last_ms, seen.left = state, record.timestamp_ms, False
 
     def begin(self) -> None:
-        """All that was there before this process has been fed: whoever left by now is no predecessor."""
+        """All that was there before this process has been fed: whoever left by now is no predecessor. Who leaves
+        later hands over; a second call does nothing."""
         for seen in self._seen.values():
-            if seen.left:
+            if seen.left and not self._begun:
                 seen.state = None
+        self._begun = True
 
     def prior(self, worker_id: str) -> MemberState | None:
         """The last state of the process before this one; None for a new worker, also after a graceful leave."""

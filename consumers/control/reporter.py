@@ -22,7 +22,7 @@ _log = get_logger(__name__)
 class WorkerSpec:
     """A worker to host. `http`: address of its page of metrics, shown in members.
 
-    `labels`: what selectors match, at most 512 bytes in all.
+    `labels`: what selectors match, at most 384 bytes in all.
     """
 
     worker_id: str

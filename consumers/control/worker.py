@@ -318,11 +318,9 @@ class Worker:
             return
         ticket = Ticket.of_update(update, self.shared.clock.now_ms())
         self.bind_log(ticket)
-        base = replace(self.state, pending=None, phase=Lifecycle.PAUSED)
         step = Stage(update.offset, update.args)
         expires = max(update.expires_ms or 0, self.shared.clock.now_ms() + GRACE_MS)
-        self.state = base
-        self.execute(ticket, update.offset, Run((step,), after_step(base, step)), expires)
+        self.execute(ticket, update.offset, Run((step,), after_step(self.state, step)), expires)
 
     def void_due(self, now_ms: int, delay_ms: int) -> Update | None:
         """The staged update whose decision is overdue by `delay_ms`, if there is one."""

@@ -77,9 +77,14 @@ class Lab:
         return str(path)
 
     def host(
-        self, *engines: SimulatedEngine, ids: tuple[str, ...] = ("w1", "w2", "w3"), labels: Mapping[str, str] | None = None,
-        fault: Any = no_fault, threads: bool = False, ready: bool = True,
-    ) -> ControlWorkerHost:  # fmt: skip
+        self,
+        *engines: SimulatedEngine,
+        ids: tuple[str, ...] = ("w1", "w2", "w3"),
+        labels: Mapping[str, str] | None = None,
+        fault: Any = no_fault,
+        threads: bool = False,
+        ready: bool = True,
+    ) -> ControlWorkerHost:
         """A process with one worker per engine: open and ready, or with `threads` not started yet."""
         specs = [WorkerSpec(name, engine, dict(labels or {})) for name, engine in zip(ids, engines, strict=False)]
         host = ControlWorkerHost(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moebus.engine.port import EngineRefused
@@ -18,7 +20,7 @@ def engine(lab: Lab) -> SimulatedEngine:
     return engine
 
 
-def stage(lab: Lab, version: str = "v2", **fields: object) -> str:
+def stage(lab: Lab, version: str = "v2", **fields: Any) -> str:
     request_id = lab.send("update_weights", {"version": version, "source": lab.file(version)}, **fields)
     lab.turn()
     return request_id

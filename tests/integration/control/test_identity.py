@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moebus.schemas.responses import Code, Phase
@@ -49,7 +51,7 @@ def test_a_new_worker_says_nothing_about_what_it_never_did(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"args": {}}, {"args": {"mode": "keep"}}, {"target": "w1"}])
-def test_same_id_other_request_is_a_conflict(lab: Lab, fields: dict[str, object]) -> None:
+def test_same_id_other_request_is_a_conflict(lab: Lab, fields: dict[str, Any]) -> None:
     lab.host(lab.engine())
     first = lab.ask("pause", id="p")
     lab.send("pause", id="p", **fields)

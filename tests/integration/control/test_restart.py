@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moebus.consumers.control import LogReplaced, Superseded
@@ -11,7 +13,7 @@ from moebus.schemas.tags import Tag
 from tests.support.control_lab import Crash, CrashAt, Lab
 
 
-def update(lab: Lab, version: str, decision: str = "commit", **fields: object) -> str:
+def update(lab: Lab, version: str, decision: str = "commit", **fields: Any) -> str:
     request_id = lab.send("update_weights", {"version": version, "source": lab.file(version)}, **fields)
     lab.turn()
     lab.decide(request_id, decision)
@@ -228,6 +230,28 @@ def test_a_staged_update_is_staged_again_by_a_new_process(lab: Lab) -> None:
     assert [answer.code for answer in lab.answers(request_id)] == [Code.OK]
 
 
+def test_a_crash_while_staging_again(lab: Lab) -> None:
+    engine = lab.engine()
+    first = lab.host(engine)
+    lab.ask("pause")
+    request_id = lab.send("update_weights", {"version": "v2", "source": lab.file("v2")})
+    lab.turn()
+    lab.crash(first)
+    engine.lose()
+    lab.silence()
+    fault = CrashAt("after_state")
+    fault.armed = True
+    second = lab.host(engine, fault=fault, ready=False)
+    with pytest.raises(Crash):
+        lab.turn()
+    lab.crash(second)
+    lab.silence()
+    lab.host(engine)
+    lab.decide(request_id)
+    assert [answer.code for answer in lab.answers(request_id)] == [Code.OK]
+    assert engine.inspect().version == "v2"
+
+
 def test_a_graceful_leave_is_a_tombstone_and_a_fresh_start(lab: Lab) -> None:
     engine = lab.engine()
     host = lab.host(engine)
@@ -246,6 +270,7 @@ def test_the_older_of_two_processes_stops(lab: Lab) -> None:
     engine = lab.engine()
     old = lab.host(engine)
     lab.ask("pause")
+    missed = lab.send("sleep", deadline_s=3600)
     new = lab.host(lab.engine(), ready=False)
     with pytest.raises(Superseded, match="worker w1 was started again elsewhere") as caught:
         old.step()
@@ -256,7 +281,8 @@ def test_the_older_of_two_processes_stops(lab: Lab) -> None:
     lab.hosts.remove(old)
     lab.turn()
     assert lab.health.ready() == {}
-    assert lab.ask("resume").boot_id == new.boot_id
+    assert [(one.boot_id, one.code) for one in lab.answers(missed)] == [(new.boot_id, Code.OK)], "handed over"
+    assert lab.ask("wakeup", {"resume": True}).code is Code.OK
 
 
 def test_a_successor_waits_for_ten_seconds_of_silence(lab: Lab) -> None:
