@@ -3,10 +3,11 @@
 from moebus.consumers.reader.batch import RouteBatch
 from moebus.consumers.reader.directory import FixedStores, MembersDirectory, StoreAddress
 from moebus.consumers.reader.errors import StoreUnreachable
+from moebus.consumers.reader.item import StreamItem
 from moebus.consumers.reader.listing import Listed, Page
 from moebus.consumers.reader.reader import RoutingReader
 from moebus.consumers.reader.rollout import Rollout
-from moebus.consumers.reader.stream import RolloutStream, StreamItem, StreamOptions
+from moebus.consumers.reader.stream import RolloutStream, StreamOptions
 
 __all__ = [
     "FixedStores",

@@ -79,7 +79,7 @@ class Asker:
         turn, fresh = 0, False
         while True:
             stores = self._directory.stores(LOOKUP_SECONDS, fresh=fresh)
-            answers = self._round(query, targets(stores, query.partition, turn), deadline)
+            answers = self._round(query, shares_of(stores, query.partition, turn), deadline)
             verdict = merge(query, answers)
             if isinstance(verdict, Rollout):
                 return verdict
@@ -90,28 +90,38 @@ class Asker:
             if not isinstance(verdict, RouteNotYet):
                 self._pause(min(left, RETRY_SECONDS))
 
-    def _round(self, query: Query, stores: Sequence[StoreAddress], deadline: float) -> list[Rollout | RouteError]:
-        answers: list[Rollout | RouteError] = []
-        longest = LONG_POLL_SECONDS if len(stores) == 1 else SLICE_SECONDS
-        for store in stores:
+    def _round(
+        self, query: Query, shares: Sequence[Sequence[StoreAddress]], deadline: float
+    ) -> list[Rollout | RouteError]:
+        longest = LONG_POLL_SECONDS if len(shares) == 1 else SLICE_SECONDS
+        return [self._ask_copies(query, copies, deadline, longest) for copies in shares]
+
+    def _ask_copies(
+        self, query: Query, copies: Sequence[StoreAddress], deadline: float, longest: float
+    ) -> Rollout | RouteError:
+        """The answer of the first copy that has one; of those that have none, the last one's excuse."""
+        answer: Rollout | RouteError = StoreUnreachable(no_store(query))
+        for store in copies:
             left = max(0.0, deadline - self._clock.monotonic())
             try:
-                answers.append(self._fetch(store.url, query, min(left, longest)))
+                return self._fetch(store.url, query, min(left, longest))
+            except (StoreUnreachable, StoreCatchingUp) as exc:
+                answer = exc
             except RouteError as exc:
-                answers.append(exc)
-        return answers
+                return exc
+        return answer
 
 
-def targets(stores: Sequence[StoreAddress], partition: int | None, turn: int) -> list[StoreAddress]:
-    """Whom to ask in this turn: one of those that copy each other, a different one each turn, of every share that
-    matters. With a known partition that is a single store."""
+def shares_of(stores: Sequence[StoreAddress], partition: int | None, turn: int) -> list[list[StoreAddress]]:
+    """Whom to ask in this turn: for every share of the partitions that matters those that hold it, a different one
+    first in each turn. With a known partition that is a single share."""
     copies: dict[frozenset[int] | str | None, list[StoreAddress]] = {}
     for store in sorted(stores, key=lambda one: one.url):
         if store.holds(partition):
             known = store.partitions if partition is None else None
             same = store.url if store.partitions is None else known  # not known what it holds: it stands for itself
             copies.setdefault(same, []).append(store)
-    return [group[turn % len(group)] for group in copies.values()]
+    return [group[turn % len(group) :] + group[: turn % len(group)] for group in copies.values()]
 
 
 def merge(query: Query, answers: Sequence[Rollout | RouteError]) -> Rollout | RouteError:

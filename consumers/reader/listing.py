@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebus.consumers.reader.ask import targets
+from moebus.consumers.reader.ask import shares_of
 from moebus.consumers.reader.directory import StoreAddress
 from moebus.consumers.reader.errors import StoreUnreachable
 from moebus.consumers.reader.store_client import StorePage
@@ -53,7 +53,7 @@ def list_page(stores: Sequence[StoreAddress], fetch: FetchPage, after: str | Non
     Raises:
         InvalidInput: field `after`, not a cursor of an earlier page.  RouteError: StoreUnreachable among them.
     """
-    shares = targets(stores, None, 0)
+    shares = [copies[0] for copies in shares_of(stores, None, 0)]
     if not shares:
         raise StoreUnreachable("no live store is in the members topic; start one with `moebus store`")
     index, cursor = _split(after, len(shares))

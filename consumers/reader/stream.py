@@ -10,7 +10,8 @@ from types import TracebackType
 
 from moebus.broker.errors import BrokerUnavailable, PartitionLost
 from moebus.broker.ports import Broker, LogRecord, TopicPartition
-from moebus.consumers.reader.assembly import Assembler, Open, Tally
+from moebus.consumers.reader.assembly import Open, Tally
+from moebus.consumers.reader.item import Claim, StreamItem
 from moebus.consumers.reader.refetch import Refetcher
 from moebus.consumers.reader.rollout import Rollout, check_rollout
 from moebus.consumers.reader.whole import BaseSource, CardCheck, make_rollout
@@ -18,7 +19,6 @@ from moebus.observability.clock import Clock
 from moebus.observability.log import get_logger
 from moebus.observability.metrics import Metrics
 from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, RouteNeverComing
-from moebus.schemas.route_ref import RouteRef
 
 POLL_SECONDS = 0.5
 POLL_RECORDS = 64
@@ -36,52 +36,6 @@ class StreamOptions:
     commit_interval: float = 0.5
     base_wait: float = 30.0
     session_timeout: float = 10.0
-
-
-class _Partition:
-    """What is known of one partition while this member has it; a new one each time it is assigned."""
-
-    def __init__(self, tp: TopicPartition, run: str, position: int) -> None:
-        self.tp = tp
-        self.assembler = Assembler(run, position)
-        self.committed = position
-        self.lost = False
-
-
-class StreamItem:
-    """One whole rollout. `ack()` once it is used; until then a restart delivers it again."""
-
-    def __init__(self, rollout: Rollout, partition: _Partition, attempt: Open, lock: threading.RLock) -> None:
-        self.rollout = rollout
-        self._partition = partition
-        self._attempt = attempt
-        self._lock = lock
-        self._acked = False
-
-    @property
-    def ref(self) -> RouteRef:
-        return self.rollout.ref
-
-    @property
-    def position(self) -> str:
-        """Where its END lies, `topic/partition/offset`."""
-        return f"{self._partition.tp}/{self._attempt.end_offset}"
-
-    def ack(self) -> bool:
-        """Marks the rollout as used, from any thread, in any order; the commit follows. False: the partition went to
-        another member meanwhile, nothing is committed and the rollout is delivered again."""
-        with self._lock:
-            if self._partition.lost:
-                _log.warning(
-                    "routes.ack_lost",
-                    f"{self.ref.key} is delivered again: its partition went to another member",
-                    position=self.position,
-                )
-                return False
-            if not self._acked:
-                self._acked = True
-                self._partition.assembler.release(self._attempt)
-            return True
 
 
 class RolloutStream:
@@ -112,10 +66,10 @@ class RolloutStream:
         self._clock = clock
         self._on_close = on_close
         self._lock = threading.RLock()
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, Claim] = {}
         self._begins: dict[TopicPartition, int] = {}
         self._unplaced: set[TopicPartition] = set()
-        self._ready: deque[tuple[_Partition, Open]] = deque()
+        self._ready: deque[tuple[Claim, Open]] = deque()
         self._gone = Tally()
         self._corrupt = 0
         self._closed = False
@@ -224,7 +178,7 @@ class RolloutStream:
             partition = self._partitions.get(record.tp)
             if partition is None:
                 self._begins.setdefault(record.tp, record.offset)
-                partition = self._partitions[record.tp] = _Partition(record.tp, self._run, record.offset)
+                partition = self._partitions[record.tp] = Claim(record.tp, self._run, record.offset)
             whole = partition.assembler.feed(record)
             if whole is not None:
                 self._ready.append((partition, whole))
@@ -247,6 +201,7 @@ class RolloutStream:
                 self._set_aside(partition, attempt, exc)
                 continue
             self._ready.popleft()
+            attempt.chunks.clear()  # the user may keep the item for long
             self._metrics.inc("moebus_reader_resolved_total", outcome="streamed")
             return StreamItem(rollout, partition, attempt, self._lock)
         return None
@@ -256,7 +211,7 @@ class RolloutStream:
         again = self._refetcher.fetch(tp, evicted, REFETCH_SECONDS) if evicted else {}
         return check_rollout(self._check_card(make_rollout(attempt, again, self._bases, self._options.base_wait)))
 
-    def _set_aside(self, partition: _Partition, attempt: Open, why: Exception) -> None:
+    def _set_aside(self, partition: Claim, attempt: Open, why: Exception) -> None:
         with self._lock:
             self._ready.popleft()
             self._corrupt += 1

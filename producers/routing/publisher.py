@@ -74,6 +74,7 @@ class RoutingPublisher:
         timeout = self._options.receipt_timeout
         self._pipeline = Pipeline(broker.writer(f"moebus-routes-{producer_id}", receipt_timeout=timeout))
         self._suspended = False
+        self._pid = os.getpid()
 
     @classmethod
     def from_settings(
@@ -149,6 +150,10 @@ class RoutingPublisher:
         if submission.nbytes > self._options.max_bytes:
             raise InvalidInput(
                 "routes", f"{submission.nbytes} bytes where the publisher may hold {self._options.max_bytes}"
+            )
+        if os.getpid() != self._pid:  # the thread that sends did not come along
+            raise PublisherClosed(
+                f"{submission.name}: this process was forked after the publisher was made; make one here"
             )
         self._pipeline.check_open(submission.name)
         future: Future[Stored] = Future()

@@ -1,23 +1,29 @@
-"""Routes through the real Kafka: published by RoutingPublisher, streamed by a consumer group that rebalances."""
+"""Routes through the real Kafka: published, stored, resolved, deleted, and streamed by a group that rebalances."""
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from moebus.broker import open_broker
 from moebus.broker.local import LocalCluster
 from moebus.broker.ports import Broker, TopicPartition
 from moebus.broker.topics import Topics, ensure
+from moebus.cli.main import app
 from moebus.consumers.reader import RolloutStream, RoutingReader, StreamItem
 from moebus.observability.settings import KafkaSettings
 from moebus.producers.routing import RoutingPublisher
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.model_card import ModelCard
-from tests.support.routes import make_routes
+from tests.support.routes import make_routes, make_tokens
+from tests.support.store_http import serving
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.kafka
@@ -95,6 +101,56 @@ def committed(broker: Broker, topics: Topics) -> bool:
     member.close()
     admin.close()
     return found == ends
+
+
+def run_cli(broker: LocalCluster, topics: Topics, *arguments: str, code: int = 0) -> str:
+    """`moebus ... routes ARGUMENTS` in this process; what it printed on stdout (on stderr where `code` is not 0)."""
+    options = ["--bootstrap-servers", broker.bootstrap, "--topic-prefix", topics.prefix]
+    logger = logging.getLogger("moebus")
+    before = logger.handlers[:], logger.level, logger.propagate
+    try:
+        result = CliRunner().invoke(app, [*options, "routes", *arguments])
+    finally:  # a command sends the logs to its own stderr
+        logger.handlers[:], logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+def test_resolve_delete_and_the_commands_through_a_real_store(
+    kafka_broker: LocalCluster, broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    ids = ["a:1:0:0", "a:1:1:0", "a:10:0:0", "b"]
+    sent = {name: make_routes(300 + i, CARD, seed=i) for i, name in enumerate(ids)}
+    with (
+        serving(broker, topics, tmp_path / "store"),
+        RoutingPublisher(broker, topics, run="run", card=CARD) as publisher,
+        RoutingReader(broker, topics, run="run", card=CARD) as reader,
+    ):
+        tokens = [make_tokens(len(routes) + 1, seed=i) for i, routes in enumerate(sent.values())]
+        refs = [publisher.submit(sent[name], name, token_ids=ids_).ref for name, ids_ in zip(ids, tokens, strict=True)]
+        batch = reader.resolve(refs, tokens, wait=60)  # finds the store in members on its way
+        for i, routes in enumerate(sent.values()):
+            first = int(batch.cu_seqlens[i])
+            assert np.array_equal(batch.routes[first : first + len(routes)], routes)
+        assert int(batch.valid.sum()) == len(batch.valid) - len(ids)
+        run = ("--run", "run")
+        listed = [json.loads(line) for line in run_cli(kafka_broker, topics, "ls", "a", *run, "--json").splitlines()]
+        assert [entry["id"] for entry in listed] == sorted(ids[:3])
+        first_page = run_cli(kafka_broker, topics, "ls", *run, "--limit", "3", "--json").splitlines()
+        cursor = json.loads(first_page[-1])["after"]
+        assert "b" in run_cli(kafka_broker, topics, "ls", *run, "--after", cursor)
+        file = tmp_path / "routes.npy"
+        shown = json.loads(run_cli(kafka_broker, topics, "get", "a:1:1:0", *run, "--json", "--out", str(file)))
+        assert (shown["shape"], shown["status"]) == ([301, 12, 8], "complete")
+        assert np.array_equal(np.load(file, allow_pickle=False), sent["a:1:1:0"])
+        assert "most loaded" in run_cli(kafka_broker, topics, "get", "b", *run)
+        assert "needed where nobody can be asked" in run_cli(kafka_broker, topics, "rm", "a:1", *run, code=2)
+        gone = json.loads(run_cli(kafka_broker, topics, "rm", "a:1", *run, "--yes", "--json"))
+        assert len(gone["offsets"]) == PARTITIONS
+        wait_until(lambda: not reader.exists("a:1:1:0"), 30, "the delete")
+        assert [reader.exists(name) for name in ids] == [False, False, True, True]
+        assert "deleted by prefix" in run_cli(kafka_broker, topics, "get", "a:1:0:0", *run, code=1)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from moebus.consumers.reader.ask import Asker, Query, merge, targets
+from moebus.consumers.reader.ask import Asker, Query, merge, shares_of
 from moebus.consumers.reader.directory import StoreAddress
 from moebus.consumers.reader.errors import StoreUnreachable
 from moebus.consumers.reader.rollout import Rollout
@@ -65,18 +65,18 @@ class Stores:
         return answer
 
 
-def test_by_partition_one_store_is_asked_and_copies_take_turns() -> None:
-    assert targets([A, B, A2], 1, 0) == [A]
-    assert targets([A, B, A2], 1, 1) == [A2]
-    assert targets([A, B, A2], 2, 7) == [B]
-    assert targets([A, B], 9, 0) == []
+def test_by_partition_copies_are_asked_in_turns() -> None:
+    assert shares_of([A, B, A2], 1, 0) == [[A, A2]]
+    assert shares_of([A, B, A2], 1, 1) == [[A2, A]]
+    assert shares_of([A, B, A2], 2, 7) == [[B]]
+    assert shares_of([A, B], 9, 0) == []
 
 
-def test_by_identity_every_share_is_asked_once() -> None:
-    assert targets([A2, B, A], None, 0) == [A, B]
-    assert targets([A2, B, A], None, 1) == [A2, B]
+def test_by_identity_every_share_is_asked() -> None:
+    assert shares_of([A2, B, A], None, 0) == [[A, A2], [B]]
+    assert shares_of([A2, B, A], None, 1) == [[A2, A], [B]]
     unknown = StoreAddress("http://x"), StoreAddress("http://y")
-    assert len(targets(unknown, None, 0)) == len(targets(unknown, 3, 0)) == 2
+    assert len(shares_of(unknown, None, 0)) == len(shares_of(unknown, 3, 0)) == 2
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,17 @@ def test_an_answer_that_cannot_change_ends_it_at_once() -> None:
     assert len(stores.asked) == 1
 
 
-def test_a_dead_store_makes_the_reader_look_again_and_go_to_the_copy() -> None:
-    stores = Stores([A, A2], lambda url, turn: StoreUnreachable("down") if url == "http://a" else rollout())
-    assert stores.asker.get(Query("run", "r", partition=0), 5.0).ref.rows == 3
+@pytest.mark.parametrize("excuse", [StoreUnreachable("down"), StoreCatchingUp("at 3 of 9")])
+def test_the_reader_goes_to_the_copy_at_once(excuse: RouteError) -> None:
+    stores = Stores([A, A2], lambda url, turn: excuse if url == "http://a" else rollout())
+    assert stores.asker.get(Query("run", "r", partition=0), 0.0).ref.rows == 3
     assert [url for url, _ in stores.asked] == ["http://a", "http://a2"]
+
+
+def test_dead_stores_make_the_reader_look_again() -> None:
+    stores = Stores([A, A2], lambda url, turn: StoreUnreachable("down") if turn < 4 else rollout())
+    assert stores.asker.get(Query("run", "r", partition=0), 5.0).ref.rows == 3
+    assert [url for url, _ in stores.asked] == ["http://a", "http://a2", "http://a2", "http://a"]
     assert stores.fresh == [False, True]
 
 

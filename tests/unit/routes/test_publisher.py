@@ -384,3 +384,10 @@ def test_without_a_card_it_only_deletes(broker: MemoryBroker) -> None:
         publisher.delete("a").result(WAIT)
         with pytest.raises(InvalidInput, match="card"):
             publisher.submit(make_routes(1), "a")
+
+
+def test_a_forked_process_is_told_to_make_its_own(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(broker) as publisher:
+        monkeypatch.setattr(publisher, "_pid", publisher._pid + 1)
+        with pytest.raises(PublisherClosed, match="forked"):
+            publisher.submit(make_routes(1), "a")

@@ -9,8 +9,9 @@ import pytest
 
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import OutRecord, TopicPartition
+from moebus.consumers.reader.item import StreamItem
 from moebus.consumers.reader.rollout import Rollout
-from moebus.consumers.reader.stream import RolloutStream, StreamItem, StreamOptions
+from moebus.consumers.reader.stream import RolloutStream, StreamOptions
 from moebus.observability.clock import SystemClock
 from moebus.observability.metrics import Metrics
 from moebus.schemas.attempt import attempt_text
