@@ -121,7 +121,7 @@ class Follower:
         if number in self._stopped_at:
             return
         try:
-            outcome = partition.apply(record.offset, record.value, record.timestamp_ms)
+            outcome = partition.apply(record.offset, record.value, max(0, record.timestamp_ms))
         except StoreFull as error:
             self._stop_ingest(number, partition, error)
             return
@@ -135,9 +135,12 @@ class Follower:
     def _say(self, record: LogRecord, outcome: Outcome) -> None:
         if outcome.fence is not None:
             _log.info("store.fence", f"{outcome.kind} {outcome.fence}", position=str(record))
-        elif outcome.verdict not in ("stored", "completed", "duplicate"):
+        elif outcome.dead:
             text = f"{outcome.kind} {outcome.verdict}: {outcome.reason}"
-            _log.warning("store.not_taken", text, position=str(record), reason=outcome.reason)
+            _log.warning("store.dead_letter", text, position=str(record), reason=outcome.reason)
+        elif outcome.reason:  # counted; late retries after a delete are normal
+            text = f"{outcome.kind} {outcome.verdict}: {outcome.reason}"
+            _log.debug("store.not_taken", text, position=str(record))
 
     def _commit_one(self, number: int, partition: Partition) -> None:
         began = self._clock.monotonic()
