@@ -184,7 +184,7 @@ class ControlWorkerHost:
     def _run_quietly(self) -> None:
         try:
             self.run()
-        except Exception as error:
+        except BaseException as error:  # the thread ends here; `error` keeps it
             _log.error("control.host_failed", str(error), exc=error)
 
     @property
