@@ -97,6 +97,52 @@ class ModelCard:
             raise InvalidInput("card", f"an object is needed, not {type(data).__name__}")
         return cls.from_dict(data)
 
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, object], name: str | None = None) -> ModelCard:
+        """The card of a `config.json` as Hugging Face models have it (DeepSeek, GLM, Qwen, Mixtral, ERNIE and alike;
+        of a `text_config` where there is one).
+
+        Raises:
+            InvalidInput: naming what the file does not say.
+        """
+        nested = config.get("text_config")
+        config = nested if isinstance(nested, Mapping) else config
+        experts = _first(config, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+        top_k = _first(config, "num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token")
+        return cls(experts, top_k, _moe_layers(config), name=name)
+
+
+def _moe_layers(config: Mapping[str, object]) -> tuple[int, ...]:
+    """Global numbers of the layers that route, by each family's own rule; draft layers beyond the depth are none."""
+    depth = _first(config, "num_hidden_layers")
+    if "moe_layer_start_index" in config:  # ERNIE
+        start, end = _first(config, "moe_layer_start_index"), config.get("moe_layer_end_index")
+        last = end if isinstance(end, int) and end >= 0 else depth - 1
+        step = _optional(config, "moe_layer_interval", 1)
+        return tuple(layer for layer in range(start, min(last + 1, depth)) if (layer + 1) % step == 0)
+    dense = _optional(config, "first_k_dense_replace", 0)
+    every, sparse = _optional(config, "moe_layer_freq", 1), _optional(config, "decoder_sparse_step", 1)
+    listed = config.get("mlp_only_layers")
+    plain = listed if isinstance(listed, (list, tuple)) else ()
+    return tuple(
+        layer
+        for layer in range(dense, depth)
+        if layer % every == 0 and (layer + 1) % sparse == 0 and layer not in plain
+    )
+
+
+def _first(config: Mapping[str, object], *names: str) -> int:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    raise InvalidInput(names[0], f"the model's config has none of {', '.join(names)}")
+
+
+def _optional(config: Mapping[str, object], name: str, default: int) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+
 
 def check_layers(layers: Sequence[int]) -> None:
     """Raises InvalidInput (field `moe_layers`) unless these are 1 to 4096 ascending numbers from 0 to 65,535."""

@@ -112,6 +112,25 @@ def test_bad_cards_name_the_field(change: dict[str, object], field: str) -> None
         ModelCard.from_dict({**good, **change})
 
 
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"n_routed_experts": 64, "num_experts_per_tok": 6, "first_k_dense_replace": 2, "moe_layer_freq": 2}, (2, 4)),
+        ({"num_experts": 64, "num_experts_per_tok": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}, (1,)),
+        ({"num_local_experts": 64, "num_experts_per_tok": 6}, (0, 1, 2, 3, 4)),
+        ({"moe_num_experts": 64, "moe_k": 6, "moe_layer_start_index": 2, "moe_layer_end_index": -1}, (2, 3, 4)),
+    ],
+)  # fmt: skip
+def test_cards_of_known_families(config: dict[str, object], layers: tuple[int, ...]) -> None:
+    whole = {"num_hidden_layers": 5, **config}
+    assert ModelCard.from_hf_config(whole) == ModelCard(64, 6, layers)
+    assert ModelCard.from_hf_config({"text_config": whole}, name="m").name == "m"
+    with pytest.raises(InvalidInput, match="num_hidden_layers"):
+        ModelCard.from_hf_config(config)
+    with pytest.raises(InvalidInput, match="n_routed_experts"):
+        ModelCard.from_hf_config({"num_hidden_layers": 5})
+
+
 def test_route_errors_carry_their_http_code() -> None:
     codes = {name: error.http for name, error in ROUTE_ERRORS.items()}
     assert codes == {
