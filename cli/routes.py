@@ -14,11 +14,12 @@ import typer
 from rich.table import Table
 
 from moebus.broker.errors import BrokerUnavailable
-from moebus.cli._context import session
+from moebus.cli._context import session, settings_of
 from moebus.cli._output import JsonFlag, emit, out
 from moebus.consumers.reader import Rollout, RoutingReader
 from moebus.producers.routing import RoutingPublisher
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.rollout import check_prefix, rollout_key
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,8 +47,10 @@ def get_command(
 
     Example: `moebus routes get gsm8k-17:3:0:0 --run exp-7 --out routes.npy`
     """
+    wanted = _layers(layers)
+    rollout_key(run or "run", rollout_id, choice)
     with _reader(ctx, run) as reader:
-        found = reader.get(rollout_id, choice, attempt, wait=wait, layers=_layers(layers))
+        found = reader.get(rollout_id, choice, attempt, wait=wait, layers=wanted)
     if out_file is not None:
         with out_file.open("wb") as file:
             np.save(file, found.routes, allow_pickle=False)
@@ -77,6 +80,8 @@ def ls_command(
 
     Example: `moebus routes ls gsm8k-17 --run exp-7 --limit 20`
     """
+    if prefix is not None:
+        check_prefix(prefix)
     with _reader(ctx, run) as reader:
         page = reader.page(prefix, limit=limit, after=after)
     table = Table("rollout", "choice", "attempt", "rows", "status", "epoch", "stored at (UTC)")
@@ -110,17 +115,17 @@ def rm_command(
 
     Example: `moebus routes rm gsm8k-17:3 --run exp-7 --yes`
     """
-    with session(ctx) as s:
-        name = run or s.settings.run
-        if not yes and not _confirmed(f"Delete every rollout of run {name} below {prefix!r}, epoch <= {epoch}?"):
-            raise typer.Exit(1)
-        with RoutingPublisher(s.broker, s.topics, run=name, card=None, epoch=epoch) as publisher:
-            receipt = publisher.delete(prefix)
-            try:
-                stored = receipt.result(timeout)
-            except TimeoutError:
-                text = "not acknowledged by every partition yet; it may still happen: repeat it"
-                raise BrokerUnavailable(f"{receipt.name}: {text}") from None
+    check_prefix(prefix)
+    name = run or settings_of(ctx).run
+    if not yes and not _confirmed(f"Delete every rollout of run {name} below {prefix!r}, epoch <= {epoch}?"):
+        raise typer.Exit(1)
+    with session(ctx) as s, RoutingPublisher(s.broker, s.topics, run=name, card=None, epoch=epoch) as publisher:
+        receipt = publisher.delete(prefix)
+        try:
+            stored = receipt.result(timeout)
+        except TimeoutError:
+            text = "not acknowledged by every partition yet; it may still happen: repeat it"
+            raise BrokerUnavailable(f"{receipt.name}: {text}") from None
     offsets = {str(number): position.offset for number, position in sorted(stored.positions.items())}
     emit(
         {"id": stored.fence_id, "run": name, "prefix": prefix, "epoch": epoch, "offsets": offsets},

@@ -51,9 +51,9 @@ def publisher(broker: MemoryBroker) -> Iterator[RoutingPublisher]:
 
 @pytest.fixture
 def reader(broker: MemoryBroker, store: str) -> Iterator[RoutingReader]:
-    with RoutingReader(broker, TOPICS, run="run", card=CARD) as opened:
-        # a store is announced, and reads answer, only once it has begun to follow the log
-        wait_until(lambda: _ready(opened), what="the store to be found")
+    with RoutingReader(broker, TOPICS, run="run", card=CARD, stores=[store]) as opened:
+        # a store answers once it has begun to follow the log
+        wait_until(lambda: _ready(opened), what="the store to be ready")
         yield opened
 
 
