@@ -16,9 +16,10 @@ _Made = KafkaWriter | KafkaReader | KafkaGroupReader | KafkaAdmin
 
 
 class KafkaBroker:
-    """See `Broker`. Nothing here fails because no broker is up."""
+    """See `Broker`. Nothing here fails because no broker is up. SettingsError: a certificate's file is missing."""
 
     def __init__(self, config: KafkaConfig) -> None:
+        config.check_files()
         self._config = config
         self._lock = threading.Lock()
         self._made: list[_Made] = []

@@ -70,6 +70,13 @@ class KafkaConfig:
             ssl_keyfile=_path(where.ssl_keyfile),
         )
 
+    def check_files(self) -> None:
+        """Raises SettingsError for a certificate or key that is not there: the client would only say "no such file"."""
+        for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
+            path = getattr(self, name)
+            if path is not None and not os.path.isfile(path):
+                raise SettingsError(f"kafka.{name}: there is no file {path}")
+
     def security(self) -> Options:
         """What is passed through to every client; settings that are not given keep the client's defaults."""
         given: Options = {

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.kafka.clients import Consumer, GiveUp
 from moebus.broker.kafka.faults import Backoff, describe
+from moebus.observability.log import get_logger
 
-_log = logging.getLogger("moebus.broker.kafka")
+_log = get_logger(__name__)
 Make = Callable[[GiveUp], Consumer]
 
 
@@ -43,7 +43,7 @@ class Connector:
             except Exception as exc:  # a thread that ended here would leave its reader waiting for ever
                 if not said and not self._closed:
                     text = str(exc) if isinstance(exc, BrokerUnavailable) else describe(exc)
-                    _log.warning("reader %s waits: %s", self._name, text)
+                    _log.warning("reader.waiting", f"reader {self._name} waits: {text}")
                     said = True
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closed, backoff.next()):
@@ -85,4 +85,4 @@ def close_quietly(consumer: Consumer, timeout: float = 2.0) -> None:
     try:
         consumer.close(autocommit=False, timeout_ms=timeout * 1000)
     except Exception as exc:  # a close that fails must not hide why it was closed
-        _log.debug("closing a consumer: %s", exc)
+        _log.debug("reader.closed", f"closing a consumer: {exc}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,9 @@ from moebus.broker.kafka.events import Event, EventQueue
 from moebus.broker.kafka.faults import Once, Pace, describe
 from moebus.broker.kafka.mending import await_topics, finish_rejoin, free_parked
 from moebus.broker.ports import GroupListener, LogRecord, TopicPartition
+from moebus.observability.log import get_logger
 
-_log = logging.getLogger("moebus.broker.kafka")
+_log = get_logger(__name__)
 _ANSWER_SECONDS = 5.0
 _NOT_A_MEMBER: tuple[type[Exception], ...] = (
     kafka_errors.CommitFailedError,
@@ -144,7 +144,7 @@ class KafkaGroupReader:
     def _replace(self, exc: Exception) -> None:
         text = describe(exc)
         if self._said.worth(text):
-            _log.warning("member of group %s replaces its consumer: %s", self._group, text)
+            _log.warning("reader.replaced", f"member of group {self._group} replaces its consumer: {text}")
         self._events.on_partitions_lost(to_kafka_all(self._owned))
         self._pace.failed()
         self._connector.drop()

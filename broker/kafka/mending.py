@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -10,8 +9,9 @@ from kafka import errors as kafka_errors
 
 from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.kafka.clients import Consumer, GiveUp
+from moebus.observability.log import get_logger
 
-_log = logging.getLogger("moebus.broker.kafka")
+_log = get_logger(__name__)
 _STEP_MS = 500
 
 
@@ -35,7 +35,7 @@ def await_topics(consumer: Consumer, topics: Sequence[str], give_up: GiveUp) -> 
             return
         if not said:
             said = True
-            _log.warning("a group member waits: topics are missing (%s)", ", ".join(missing))
+            _log.warning("reader.waiting", f"a group member waits: topics are missing ({', '.join(missing)})")
         time.sleep(_STEP_MS / 1000)
     raise BrokerUnavailable("given up")
 

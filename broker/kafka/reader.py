@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 
@@ -16,8 +15,9 @@ from moebus.broker.kafka.convert import client_position, from_kafka, record_from
 from moebus.broker.kafka.faults import Once, Pace, describe
 from moebus.broker.kafka.mending import free_parked
 from moebus.broker.ports import LogRecord, TopicPartition
+from moebus.observability.log import get_logger
 
-_log = logging.getLogger("moebus.broker.kafka")
+_log = get_logger(__name__)
 
 
 class KafkaReader:
@@ -125,7 +125,7 @@ class KafkaReader:
     def _replace(self, exc: Exception) -> None:
         text = describe(exc)
         if self._said.worth(text):
-            _log.warning("reader %s replaces its consumer: %s", self._name, text)
+            _log.warning("reader.replaced", f"reader {self._name} replaces its consumer: {text}")
         self._consumer, self._stale = None, True
         self._pace.failed()
         self._connector.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -10,6 +11,12 @@ from typing import NamedTuple
 
 _LOGGER = "kafka.net.manager"
 _KEPT = 50
+_TELLING = (
+    re.compile(r"Bootstrap connection to \S+ failed: (.+) \(backoff .*"),
+    re.compile(r"Connection failed: (.+)"),
+    re.compile(r"(Did you attempt to connect to a kafka controller.*)"),
+)
+_EMPTY = ("Bootstrap failed", "Bootstrap bootstrap-")
 
 
 class _Seen(NamedTuple):
@@ -62,9 +69,12 @@ class Reasons:
         self._start = time.monotonic()
 
     def text(self) -> str | None:
-        """The most telling thing logged since: the last failed connection, else the last warning."""
+        """The most telling thing logged since: why the last connection failed, else the last warning."""
         seen = self._tap.since(self._start)
-        telling = [text for text in seen if text.startswith("Connection failed: ")]
-        if telling:
-            return telling[-1].removeprefix("Connection failed: ")
-        return next((text for text in reversed(seen) if "not ready; waiting" not in text), None)
+        for pattern in _TELLING:
+            found = [match.group(1) for match in map(pattern.match, seen) if match]
+            # The attempt that our own deadline cut off says only that it timed out.
+            told = [reason for reason in found if "timed out" not in reason] or found
+            if told:
+                return told[-1]
+        return next((text for text in reversed(seen) if not text.startswith(_EMPTY)), None)

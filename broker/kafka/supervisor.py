@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -16,8 +15,9 @@ from moebus.broker.kafka.faults import Backoff, Once, describe, is_refusal
 from moebus.broker.kafka.link import Link, ProducerBroken, TopicUnknown
 from moebus.broker.kafka.outbox import Entry, Outbox
 from moebus.broker.ports import Position
+from moebus.observability.log import get_logger
 
-_log = logging.getLogger("moebus.broker.kafka")
+_log = get_logger(__name__)
 _PARKED = 1.0
 _HOPELESS = 3  # attempts of a record alone in flight, each ended by an error that is not a matter of connection
 
@@ -107,7 +107,7 @@ class Supervisor:
             producer = make_producer(self._config, self._name, patience, lambda: self._stopping)
         except BrokerUnavailable as exc:
             if not self._stopping and self._said.worth("no broker"):
-                _log.warning("writer %s waits: %s", self._name, exc)
+                _log.warning("writer.waiting", f"writer {self._name} waits: {exc}")
             with self._changed:
                 if not self._stopping:
                     self._changed.wait(self._backoff.next())
@@ -122,7 +122,7 @@ class Supervisor:
             link.send(entry)
         except TopicUnknown as exc:
             if self._said.worth(str(exc)):
-                _log.warning("writer %s waits: topic %s is not known to the cluster", self._name, entry.record.topic)
+                _log.warning("writer.waiting", f"writer {self._name} waits: {exc} is known to the cluster")
             with self._changed:
                 self._outbox.unfly(entry)
                 self._outbox.park(entry.record.topic, time.monotonic() + _PARKED)
@@ -175,7 +175,7 @@ class Supervisor:
             if self._unrewarded and not self._stopping:  # the last producer got nothing through either
                 self._changed.wait(self._backoff.next())
             self._unrewarded = True
-        _log.info("writer %s replaces its producer (%s); %d records are sent again", self._name, reason, len(back))
+        _log.info("writer.rebuilt", f"writer {self._name} replaces its producer: {reason}", sent_again=len(back))
         if self._on_rebuild is not None:
             self._on_rebuild(reason)
 

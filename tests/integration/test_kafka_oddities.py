@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from moebus.broker import open_broker
-from moebus.broker.errors import AdminRefused, AppendFailed
+from moebus.broker.errors import AdminRefused, AppendFailed, BrokerUnavailable
 from moebus.broker.kafka import KafkaConfig
 from moebus.broker.ports import Broker, OutRecord, TopicPartition
 from tests.contract.log_world import put, read, values
@@ -112,6 +112,19 @@ def test_many_refused_records_among_many_good_ones(broker: Broker, topic: str) -
     assert failed == bad
     good = [b"%03d" % n for n in range(60) if n not in bad]
     assert list(dict.fromkeys(values(read_all(broker, topic, 56)))) == good
+
+
+def test_the_reason_of_a_wrong_security_setting_is_told(kafka_broker: _Kafka) -> None:
+    config = KafkaConfig(
+        kafka_broker.bootstrap,
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN",
+        sasl_username="me",
+        sasl_password="wrong-one",
+    )
+    with pytest.raises(BrokerUnavailable, match="IllegalSaslState") as caught:
+        open_broker(config).admin().cluster_id(1.0)
+    assert "wrong-one" not in str(caught.value)
 
 
 def test_admin_refusals_are_not_outages(broker: Broker, topic: str) -> None:

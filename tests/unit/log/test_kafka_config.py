@@ -56,6 +56,14 @@ def test_bad_security() -> None:
         KafkaConfig(security_protocol="SASL_PLAINTEXT")
 
 
+def test_missing_certificates(tmp_path: Path) -> None:
+    there = tmp_path / "ca.pem"
+    there.write_text("")
+    KafkaConfig(ssl_cafile=str(there)).check_files()
+    with pytest.raises(SettingsError, match=r"kafka\.ssl_keyfile: there is no file .*key\.pem"):
+        KafkaConfig(ssl_cafile=str(there), ssl_keyfile=str(tmp_path / "key.pem")).check_files()
+
+
 def test_the_settings_that_losses_depend_on() -> None:
     producer = producer_options(5.0)
     assert (producer["acks"], producer["enable_idempotence"]) == ("all", True)
