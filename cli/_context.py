@@ -16,8 +16,8 @@ from moebus.broker.topics import Topics
 from moebus.observability.log import configure_logging
 from moebus.observability.settings import Settings, load_settings
 
-BROKER_SECONDS = 10.0
-"""How long a command waits for a broker before it ends with exit code 5."""
+BROKER_SECONDS = 8.0
+"""How long a command waits for a broker before it ends with exit code 5; with its start-up within 15 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def session(ctx: typer.Context, *, check: bool = True) -> Iterator[Session]:
     """A broker for one command.
 
     Raises:
-        BrokerUnavailable: nothing answered within 10 s (exit code 5).  SettingsError: naming the setting.
+        BrokerUnavailable: nothing answered within 8 s (exit code 5).  SettingsError: naming the setting.
     """
     settings = settings_of(ctx)
     broker = open_broker(settings.kafka)

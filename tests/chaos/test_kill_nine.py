@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from moebus.broker import open_broker
+from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.local import LocalCluster
 from moebus.broker.ports import Broker, TopicPartition
 from moebus.broker.topics import Topics
@@ -75,7 +76,12 @@ class Watcher:
 
 
 def urls(control: ControlClient) -> list[str]:
-    members = [member for member in control.workers() if member.live and member.state.ready]
+    """Base URLs of the workers that are ready; none while the broker is away."""
+    try:
+        workers = control.workers()
+    except BrokerUnavailable:
+        return []
+    members = [member for member in workers if member.live and member.state.ready]
     return sorted(str(member.state.http) for member in members)
 
 
