@@ -146,9 +146,8 @@ def test_dashboard_shows_every_metric_once() -> None:
 
 
 def test_dashboard_finds_its_source() -> None:
-    sources = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())[
-        "datasources"
-    ]
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    sources = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
     assert [source["uid"] for source in sources] == [dashboard.DATASOURCE["uid"]]
     assert sources[0]["url"] == "http://prometheus:9090"
     provider = yaml.safe_load((provisioning / "dashboards/moebus.yml").read_text())["providers"][0]
