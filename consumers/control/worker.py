@@ -124,6 +124,8 @@ class Worker:
         if not index.decidable(entry.offset) and index.voided(entry.request_id):
             self._answer(entry, ticket, Code.FAILED, "voided by its issuer before it began")
             return
+        if self.state.frozen:  # they may have been aborted since
+            self.state = self.keeper.effects.observe(self.state)
         refused = admit(index, self.member, self.state, entry)
         if refused is None and self.keeper.dirty and entry.expires_ms is not None and now < entry.expires_ms:
             self.keeper.reconcile(open_traffic=False)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from moebus.engine.hooks import no_hook
+from moebus.engine.port import EngineTainted
 from moebus.engine.simulated import SimulatedEngine
+from moebus.engine.waiting import Never
 from moebus.schemas.responses import Code, Lifecycle
 from tests.support.control_lab import Crash, CrashAt, Lab
 from tests.support.gate import Gate
@@ -164,3 +168,36 @@ def test_transfer(lab: Lab, step: str, lost: bool) -> None:
     assert lab.answer(update).code is Code.OK
     assert lab.ask("resume").code is Code.OK
     assert engine.inspect().version == "v3"
+
+
+@pytest.mark.parametrize("source_stays", [True, False], ids=["source", "no source"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["whole", "mixed"])
+def test_inside_a_commit(lab: Lab, mixed: bool, source_stays: bool) -> None:
+    """Cut off in the write: loaded again from the source, else TAINTED where memory may be mixed, else BEHIND."""
+    engine, source = lab.engine(), lab.file("v2")
+    host = lab.host(engine)
+    lab.ask("pause")
+    update = lab.send("update_weights", {"version": "v2", "source": source})
+    lab.turn()
+
+    def hook(point: str, subject: str, deadline: object) -> None:
+        if point == "commit":
+            raise Crash(point)
+
+    engine.hook = hook
+    lab.send("decide", {"request_id": update, "decision": "commit"})
+    with pytest.raises(Crash):
+        lab.turn()
+    lab.crash(host)
+    engine.hook = no_hook
+    if mixed:
+        engine.fail_next("transfer", EngineTainted("half written"))
+        with pytest.raises(EngineTainted):
+            engine.transfer("start", None, {}, Never())
+    if not source_stays:
+        Path(source).unlink()
+    restart(lab, engine, lost=False)
+    code = Code.OK if source_stays else Code.TAINTED if mixed else Code.BEHIND
+    assert [answer.code for answer in lab.answers(update)] == [code]
+    assert engine.inspect().paused
+    assert lab.ask("resume").code is code

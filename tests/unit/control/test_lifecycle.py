@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moebus.consumers.control.lifecycle import (
     Already,
@@ -227,3 +229,21 @@ def test_what_the_engine_cannot_do_is_unsupported(change: dict[str, object], com
 def test_view(state: str, lifecycle: str, version: str | None) -> None:
     view = STATES[state].view()
     assert (view.lifecycle, view.version) == (lifecycle, version)
+
+
+@given(st.lists(st.sampled_from([*COMMANDS, "commit", "void"]), max_size=30))
+def test_no_sequence_of_commands_serves_without_memory(commands: list[str]) -> None:
+    state = State()
+    for offset, name in enumerate(commands):
+        if name in ("commit", "void"):
+            if state.pending is not None:
+                args = UpdateWeightsArgs(version=f"v{state.pending}")
+                state = after_step(state, Commit(state.pending, args) if name == "commit" else Discard())
+                assert state.pending is None
+            continue
+        method, args_of = COMMANDS[name]
+        decision = decide(state, Command(method, parse_args(method, args_of), offset), CAPABILITIES, None)
+        state = decision.after if isinstance(decision, Run) else state
+        assert not (state.running and (state.missing() or state.pending is not None))
+        assert (state.phase is Lifecycle.UPDATING) == (state.pending is not None or state.transferring)
+        assert state.view().version is None or state.weights is Weights.VALID
