@@ -6,7 +6,6 @@ import random
 import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +20,7 @@ from moebus.consumers.control.journal import Journal, Stopped
 from moebus.consumers.control.log_index import Entry, Kind, hello_of
 from moebus.consumers.control.recovery import take_over
 from moebus.consumers.control.reporter import WorkerSpec
+from moebus.consumers.control.upkeep import VOID_SPREAD_MS, Seat, Upkeep
 from moebus.consumers.control.worker import Fault, Shared, Worker
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.health import Health
@@ -30,15 +30,11 @@ from moebus.schemas.control import ControlRequest, make_request
 from moebus.schemas.control_args import HelloArgs, Method
 from moebus.schemas.errors import FatalError
 from moebus.schemas.members import HEARTBEAT_S
-from moebus.schemas.responses import Lifecycle
-from moebus.schemas.tags import ALL_TAGS
 from moebus.schemas.target import check_labels, check_worker_id
 
 STALLED_S = 30.0
 CHECK_S = 30.0
 MAX_WAITING = 1000
-VOID_SPREAD_MS = 5000
-VOID_AGAIN_S = 150.0
 RETRY_S = 1.0
 _log = get_logger(__name__)
 
@@ -49,19 +45,13 @@ class Superseded(FatalError):
     exit_code: ClassVar[int] = 6
 
 
-@dataclass(slots=True)
-class _Seat:
-    """A worker with its thread. `hello`: offset of its own. `taken`: the take-over was handed to the thread.
-
-    `voided`: the update this seat has written a void for, and when. `patience_ms`: how long after its deadline.
-    """
-
-    worker: Worker
-    executor: Executor
-    hello: int = -1
-    taken: bool = False
-    voided: tuple[int, float] = (-1, 0.0)
-    patience_ms: int = 0
+def _checked_ids(workers: Sequence[WorkerSpec]) -> list[str]:
+    ids = [check_worker_id(spec.worker_id) for spec in workers]
+    if not ids or len(set(ids)) != len(ids):
+        raise ValueError(f"at least one worker and each id once are needed, not {ids}")
+    for spec in workers:
+        check_labels(spec.labels)
+    return ids
 
 
 class ControlWorkerHost:
@@ -89,28 +79,23 @@ class ControlWorkerHost:
         Raises:
             InvalidInput: a worker id or a label that cannot be used.  ValueError: no worker, or one id twice.
         """
-        self._ids = [check_worker_id(spec.worker_id) for spec in workers]
-        if not self._ids or len(set(self._ids)) != len(self._ids):
-            raise ValueError(f"at least one worker and each id once are needed, not {self._ids}")
-        for spec in workers:
-            check_labels(spec.labels)
+        self._ids = _checked_ids(workers)
         self._broker, self._topics, self._specs, self._fault = broker, topics, list(workers), fault
         self._clock = clock or SystemClock()
         self._metrics = metrics or Metrics()
-        self._threads, self._grace = threads, grace
-        self._heartbeat = heartbeat
+        self._threads, self._grace, self._heartbeat = threads, grace, heartbeat
         self._rng = rng or random.Random()
         self.boot_id = uuid.UUID(int=self._rng.getrandbits(128)).hex[:16]
         self._name = f"{self._ids[0]}-{self.boot_id}"
         self.broker_clock = BrokerClock(self._clock)
         self._feed = Feed(broker, topics, self._ids, self._name)
-        self._seats: list[_Seat] = []
+        self._seats: list[Seat] = []
         self._history: list[Entry] = []
         self._stop, self._abandon = threading.Event(), threading.Event()
         self._writer: LogWriter | None = None
         self._journal: Journal | None = None
-        self._beat_at = self._check_at = self._clock.monotonic()
-        self._turned_at = self._clock.monotonic()
+        self._upkeep: Upkeep | None = None
+        self._check_at = self._turned_at = self._clock.monotonic()
         self._waiting: str | None = "not connected to the broker yet"
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -134,18 +119,19 @@ class ControlWorkerHost:
                 _log.warning("control.waiting", str(error))
                 if self._stop.wait(RETRY_S):
                     raise Stopped("the worker was stopped before it found its broker") from None
-        self._beat_at = self._check_at = self._clock.monotonic()
+        self._check_at = self._clock.monotonic()
         shared = Shared(
             self._broker, self._topics, self._journal, self._feed.index, self.broker_clock, self._metrics, self._fault
         )
         self._seats = [self._seat(spec, shared) for spec in self._specs]
+        self._upkeep = Upkeep(self._seats, shared, self._clock, self._heartbeat)
         for seat in self._seats:
             seat.hello = self._journal.acked(self._journal.request(self._hello(seat.worker))).offset
         self._waiting = None
 
-    def _seat(self, spec: WorkerSpec, shared: Shared) -> _Seat:
+    def _seat(self, spec: WorkerSpec, shared: Shared) -> Seat:
         worker = Worker(spec, self.boot_id, shared)
-        seat = _Seat(worker, Executor(spec.worker_id, worker.before_job))
+        seat = Seat(worker, Executor(spec.worker_id, worker.before_job))
         seat.patience_ms = self._rng.randrange(VOID_SPREAD_MS)
         if self._threads:
             seat.executor.start()
@@ -219,12 +205,13 @@ class ControlWorkerHost:
         if self._writer is not None:
             self._writer.close(1.0)
 
-    def _wait_for(self, seat: _Seat) -> bool:
+    def _wait_for(self, seat: Seat) -> bool:
         """Whether the operation that runs has ended; it beats while it waits."""
         while not seat.executor.stop(min(self._heartbeat, 0.5)):
             if self._abandon.is_set():
                 return False
-            self._beat()
+            if self._upkeep is not None:
+                self._upkeep.beat(None)
         return True
 
     # -- one turn
@@ -248,8 +235,9 @@ class ControlWorkerHost:
             for seat in self._seats:
                 seat.executor.run_pending()
         self._failures()
-        self._beat()
-        self._void()
+        assert self._upkeep is not None, "open first"
+        self._upkeep.beat(None if self._stop.is_set() else self._feed.position)
+        self._upkeep.void_overdue()
         self._check()
 
     def _lighter(self, entry: Entry) -> Entry:
@@ -266,7 +254,7 @@ class ControlWorkerHost:
                     "this process stops"
                 )
 
-    def _dispatch(self, seat: _Seat, entry: Entry) -> None:
+    def _dispatch(self, seat: Seat, entry: Entry) -> None:
         if not seat.worker.concerns(entry):
             return
         status = entry.request is not None and entry.request.method is Method.STATUS
@@ -311,7 +299,7 @@ class ControlWorkerHost:
         all_taken = len(taken) == len(self._seats)
         self._feed.bad = [] if all_taken else [one for one in self._feed.bad if one[0].offset < first]
 
-    def _since(self, seat: _Seat) -> int:
+    def _since(self, seat: Seat) -> int:
         prior = self._feed.members.prior(seat.worker.spec.worker_id)
         return seat.hello if prior is None or prior.applied is None else prior.applied
 
@@ -319,48 +307,6 @@ class ControlWorkerHost:
         for seat in self._seats:
             if seat.executor.error is not None:
                 raise seat.executor.error
-
-    def _beat(self) -> None:
-        now = self._clock.monotonic()
-        if now < self._beat_at:
-            return
-        self._beat_at = now + self._heartbeat
-        for seat in self._seats:
-            worker = seat.worker
-            if not seat.taken or not worker.taken_over.is_set():
-                continue
-            if not worker.keeper.check():
-                seat.executor.put(lambda: None)  # wakes the thread, which restores the engine first
-            if seat.executor.idle and not self._stop.is_set():
-                worker.reporter.applied = max(worker.reporter.applied, self._feed.position)
-            if worker.reporter.beat():
-                self._metrics.inc("moebus_worker_heartbeats_total")
-        self._gauges()
-
-    def _gauges(self) -> None:
-        reporters = [seat.worker.reporter for seat in self._seats]
-        lifecycles = [reporter.view().lifecycle for reporter in reporters]
-        for lifecycle in Lifecycle:
-            self._metrics.set("moebus_worker_lifecycle", lifecycles.count(lifecycle), lifecycle=str(lifecycle))
-        for tag in ALL_TAGS:
-            held = sum(r.found.bytes_by_tag.get(tag, 0) for r in reporters if r.found is not None)
-            self._metrics.set("moebus_worker_tag_bytes", held, tag=str(tag))
-        self._metrics.set("moebus_worker_applied_offset", min(reporter.applied for reporter in reporters))
-
-    def _void(self) -> None:
-        """Ends an update that nobody decides: every target of it may, after its deadline."""
-        assert self._journal is not None
-        for seat in self._seats:
-            update = seat.worker.void_due(self.broker_clock.now_ms(), seat.patience_ms)
-            now = self._clock.monotonic()
-            if update is None or (seat.voided[0] == update.offset and now < seat.voided[1] + VOID_AGAIN_S):
-                continue
-            seat.voided = (update.offset, now)
-            request_id = f"void-{seat.worker.spec.worker_id}-{self.boot_id}-{update.offset}"
-            args = {"request_id": update.request_id, "decision": "void"}
-            request = make_request(request_id, Method.DECIDE, args, issuer=seat.worker.spec.worker_id)
-            self._journal.append(self._journal.request(request))
-            _log.warning("control.voided", "no decision by the deadline", request_id=update.request_id)
 
     def _check(self) -> None:
         now = self._clock.monotonic()
