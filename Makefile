@@ -48,6 +48,7 @@ bench: setup ## benchmarks, each beside its peer
 docs: setup ## regenerate the generated pages
 	$(BIN)/python -m moebus.schemas.export docs/schemas
 	$(BIN)/python -m moebus.observability.export docs/metrics.md
+	$(BIN)/python -m moebus.observability.dashboard deploy/grafana/dashboards/moebus.json
 
 lock: ## resolve pyproject.toml again into requirements.lock
 	$(BIN)/uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.lock
