@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Protocol
 
@@ -12,13 +13,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from moebus.engine.port import EngineClosed, EngineTimeout, Generation, GeneratingEngine, Prompt
+from moebus.engine.port import EngineClosed, EngineTimeout, GeneratingEngine, Generation, Prompt
 from moebus.observability.log import get_logger
 from moebus.observability.metrics import Metrics
 from moebus.producers.routing import RoutingPublisher, RoutingReceipt
 from moebus.schemas.errors import InvalidInput, MoebusError
+from moebus.schemas.rollout import check_group, check_rollout_id
 
 _log = get_logger(__name__)
+_numbers = itertools.count()
 _MAX_BODY = 16 << 20  # 1,000,000 token ids of 16 characters: anything larger is a mistake
 
 
@@ -75,9 +78,12 @@ def generate_route(engine: GeneratingEngine, publisher: GetPublisher, metrics: M
             return _Failed(500, type(exc).__name__, str(exc)).response
 
     async def page(request: Request) -> Response:
-        if int(request.headers.get("content-length") or 0) > _MAX_BODY:
-            return _Failed(413, "Invalid", f"body: larger than {_MAX_BODY} bytes").response
-        return await run_in_threadpool(handle, await request.body())
+        raw = bytearray()
+        async for piece in request.stream():
+            raw += piece
+            if len(raw) > _MAX_BODY:
+                return _Failed(413, "Invalid", f"body: larger than {_MAX_BODY} bytes").response
+        return await run_in_threadpool(handle, bytes(raw))
 
     return Route("/v1/generate", page, methods=["POST"])
 
@@ -98,7 +104,7 @@ def _generate(
     prompt = _prompt(body)
     done = engine.generate(prompt, body.timeout)
     _count(metrics, done)
-    receipt = _publish(sink, body, prompt, done) if sink is not None and body.rollout_id else None
+    receipt = None if sink is None else _publish(sink, body, prompt, done)
     if receipt is not None and body.wait_routes:
         receipt.result(body.timeout)
     return {
@@ -115,13 +121,18 @@ def _generate(
 
 def _publisher_for(publisher: GetPublisher, body: GenerateBody) -> RoutingPublisher | None:
     sink = publisher()
-    if body.rollout_id and sink is None:
+    if body.rollout_id is None:
+        return None
+    check_rollout_id(body.rollout_id)  # before any token is computed
+    if body.group is not None:
+        check_group(body.group)
+    if sink is None:
         raise _Failed(503, "NotReady", "routes cannot be published yet: the worker waits for its broker")
     return sink
 
 
 def _prompt(body: GenerateBody) -> Prompt:
-    request_id = f"{body.rollout_id}#{body.choice}" if body.rollout_id else f"anonymous-{id(body):x}"
+    request_id = f"{body.rollout_id}#{body.choice}" if body.rollout_id else f"anonymous-{next(_numbers)}"
     return Prompt(
         request_id=request_id,
         token_ids=np.asarray(body.token_ids, dtype=np.int64),

@@ -1,0 +1,109 @@
+"""`POST /v1/generate` over loopback: tokens and RouteRefs out, bad input by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from moebus.broker.memory import MemoryBroker
+from moebus.broker.topics import Topics, ensure
+from moebus.consumers.generate import generate_route
+from moebus.engine.simulated import SimulatedEngine
+from moebus.observability.health import Health
+from moebus.observability.http import HttpServer
+from moebus.observability.metrics import Metrics
+from moebus.producers.routing import RoutingPublisher
+from moebus.schemas.route_ref import RouteRef, token_hash
+from tests.support.deadlines import Left
+
+
+class Served:
+    """A simulated engine behind its page."""
+
+    def __init__(self) -> None:
+        broker, topics = MemoryBroker(), Topics("t")
+        ensure(broker.admin(), topics)
+        self.engine = SimulatedEngine()
+        self.metrics = Metrics()
+        self.publisher: RoutingPublisher | None = RoutingPublisher(
+            broker, topics, run="r", card=self.engine.config.card(), metrics=self.metrics
+        )
+        route = generate_route(self.engine, lambda: self.publisher, self.metrics)
+        self.server = HttpServer(metrics=self.metrics, health=Health(), routes=[route]).start()
+
+    def ask(self, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.server.url}/v1/generate", json={"token_ids": [1, 2, 3], **body}, timeout=30)
+
+    def close(self) -> None:
+        self.server.stop()
+        if self.publisher is not None:
+            self.publisher.close(5)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.close()
+
+
+def test_tokens_and_a_ref_that_fits_them(served: Served) -> None:
+    answer = served.ask(rollout_id="a:0:0:0", choice=2, max_tokens=4, wait_routes=True)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (len(body["token_ids"]), len(body["logprobs"]), body["finish_reason"]) == (4, 4, "length")
+    assert body["versions"] == [[0, "initial"]]
+    ref = RouteRef.from_dict(body["route_ref"])
+    assert (ref.run, ref.rollout_id, ref.choice, ref.rows, ref.prompt_rows) == ("r", "a:0:0:0", 2, 6, 3)
+    assert ref.token_hash == token_hash(np.array([1, 2, 3, *body["token_ids"]])[:6])
+    assert served.metrics.value("moebus_routes_rollouts_total", outcome="stored") == 1
+    assert served.metrics.value("moebus_engine_tokens_total", kind="output") == 4
+
+
+def test_without_a_rollout_id_no_routes_are_published(served: Served) -> None:
+    assert served.ask(max_tokens=1).json()["route_ref"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": ["x"]}, "token_ids"),
+        ({"temperature": -1}, "temperature"),
+        ({"colour": "red"}, "colour"),
+        ({"rollout_id": "a", "choice": 70000}, "choice"),
+        ({"token_ids": [10**9]}, "token_ids"),
+        ({"rollout_id": "x" * 300}, "rollout_id"),
+    ],
+)
+def test_bad_input_names_the_field(served: Served, body: dict[str, Any], field: str) -> None:
+    answer = served.ask(**body)
+    assert answer.status_code == 400, answer.text
+    assert field in answer.json()["detail"]
+    assert served.ask(max_tokens=1).status_code == 200
+
+
+def test_a_body_that_is_no_json_or_too_large(served: Served) -> None:
+    url = f"{served.server.url}/v1/generate"
+    assert httpx.post(url, content=b"{").status_code == 400
+    assert httpx.post(url, content=b"[]").status_code == 400
+    assert httpx.post(url, content=(b" " * 1_000_000 for _ in range(18)), timeout=60).status_code == 413
+
+
+def test_closed_admission_is_503(served: Served) -> None:
+    served.engine.pause("abort", Left())
+    answer = served.ask()
+    assert (answer.status_code, answer.json()["error"]) == (503, "EngineClosed")
+    served.engine.resume()
+    assert served.ask().status_code == 200
+
+
+def test_before_the_broker_is_there_only_routes_are_refused(served: Served) -> None:
+    publisher, served.publisher = served.publisher, None
+    assert served.ask(rollout_id="a:0:0:0").status_code == 503
+    assert served.ask(max_tokens=1).status_code == 200
+    served.publisher = publisher
