@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from moebus.cli._context import session
 from moebus.cli._output import JsonFlag, emit, err, out
+from moebus.cli._table import Cell, print_rows
 from moebus.producers.control import ControlClient, Outcome
 from moebus.producers.control.commands import default_timeout
 from moebus.producers.control.outcome import position_text
@@ -126,15 +126,13 @@ def issue(ctx: typer.Context, method: Method, args: Mapping[str, Any] | None, co
 
 def print_outcome(outcome: Outcome, so_far: bool = False) -> None:
     """One row a worker, the missing ones too, and a line for the whole. `so_far`: answers may still come."""
-    table = Table("worker", "answer", "state", "memory", "version", "message")
+    rows: list[tuple[Cell, ...]] = []
     for worker, response in outcome.responses.items():
-        add_row(table, worker, _code(response.code), *_state(response), _message(response))
-    for worker in outcome.missing:
-        add_row(table, worker, Text("no answer", style="red"), "", "", "", "")
+        rows.append((worker, _code(response.code), *_state(response), _message(response)))
+    rows += [(worker, Text("no answer", style="red"), "", "", "", "") for worker in outcome.missing]
     for worker, response in outcome.others.items():
-        add_row(table, worker, _code(response.code), *_state(response), f"(not expected) {_message(response)}")
-    if table.row_count:
-        out.print(table)
+        rows.append((worker, _code(response.code), *_state(response), f"(not expected) {_message(response)}"))
+    print_rows(out, ("worker", "answer", "state", "memory", "version", "message"), rows)
     decision = f", {outcome.decision}" if outcome.decision is not None else ""
     status = f"{outcome.status} so far" if so_far and not outcome.complete else outcome.status
     out.print(f"{status}{decision}: {outcome.request_id}", markup=False, soft_wrap=True)
@@ -185,24 +183,25 @@ def _state(response: ControlResponse) -> tuple[str, str, str]:
 
 
 def _message(response: ControlResponse) -> Text:
-    freed = (response.result or {}).get("tags")
+    tags = (response.result or {}).get("tags")
     parts = [response.message] if response.message else []
-    if isinstance(freed, dict):
-        parts += [f"{tag} {_tag_text(entry)}" for tag, entry in freed.items()]
-    return Text(", ".join(parts))
+    if isinstance(tags, dict):
+        parts += [f"{tag} {_tag_text(entry)}" for tag, entry in tags.items()]
+    return Text("; ".join(parts))
 
 
 def _tag_text(entry: object) -> str:
+    """`done, freed 3.0 MiB`, `already`, `failed, why`."""
     if not isinstance(entry, dict):
         return str(entry)
-    return " ".join(
-        str(value) if not isinstance(value, int) else human_bytes(value) for value in entry.values() if value
-    )
-
-
-def add_row(table: Table, *cells: str | Text) -> None:
-    """A row whose cells are shown as they are: what workers and users write is no markup."""
-    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    parts = [str(entry.get("outcome", ""))]
+    for name, verb in (("freed_bytes", "freed"), ("allocated_bytes", "allocated")):
+        count = entry.get(name)
+        if isinstance(count, int) and count:
+            parts.append(f"{verb} {human_bytes(count)}")
+    if entry.get("message"):
+        parts.append(str(entry["message"]))
+    return ", ".join(part for part in parts if part)
 
 
 def human_bytes(count: int) -> str:

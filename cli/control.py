@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from moebus.cli._context import session
-from moebus.cli._operation import add_command, add_row, print_outcome
+from moebus.cli._operation import add_command, print_outcome
 from moebus.cli._output import JsonFlag, emit, out
+from moebus.cli._table import print_rows
 from moebus.producers.control import ControlClient, HistoryEntry, Trace, TraceEvent
 from moebus.schemas.control_args import CacheMode, Level, Method, PauseMode, WakeWeights
 
@@ -141,10 +141,8 @@ def show(
 
 def print_trace(trace: Trace) -> None:
     """A row for each record about the command, then its outcome."""
-    table = Table("time (broker)", "who", "what", "where", "detail")
-    for event in trace.events:
-        add_row(table, time_text(event.time_ms), event.actor, _what(event), event.where, event.detail)
-    out.print(table)
+    rows = [(time_text(e.time_ms), e.actor, _what(e), e.where, e.detail) for e in trace.events]
+    print_rows(out, ("time (broker)", "who", "what", "where", "detail"), rows, head=3)
     if trace.outcome is not None:
         print_outcome(trace.outcome, so_far=True)
 
@@ -161,12 +159,11 @@ def history_command(
     """
     with session(ctx) as s, ControlClient(s.broker, s.topics) as client:
         entries = client.history(limit)
-    table = Table("time (broker)", "offset", "command", "target", "status", "request id", "by")
     for entry in entries:
         emit(entry.as_dict(), as_json=as_json)
-        add_row(table, *_history_row(entry))
     if not as_json:
-        out.print(table)
+        names = ("time (broker)", "offset", "command", "target", "status", "request id", "by")
+        print_rows(out, names, [_history_row(entry) for entry in entries], head=3)
 
 
 def time_text(unix_ms: int) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from moebus.cli._context import session
-from moebus.cli._operation import add_row, human_bytes
+from moebus.cli._operation import human_bytes
 from moebus.cli._output import JsonFlag, emit, out
+from moebus.cli._table import Cell, print_rows
 from moebus.producers.control import ControlClient, MemberView
 from moebus.schemas.errors import FatalError
 
@@ -41,24 +41,24 @@ def command(
 
 
 def _print_all(workers: list[MemberView]) -> None:
-    table = Table("worker", "live", "ready", "state", "memory", "version", "run", "doing", "reason")
-    for view in workers:
-        member = view.state
-        state = member.state
-        memory = "" if state is None else ", ".join(_memory(view, str(tag), str(r)) for tag, r in state.tags.items())
-        add_row(
-            table,
-            view.member_id,
-            Text("yes", style="green") if view.live else Text("no", style="red"),
-            "yes" if member.ready else "no",
-            "" if state is None else str(state.lifecycle),
-            memory,
-            "" if state is None else state.version or "unknown",
-            member.run or "",
-            "" if member.operation is None else f"{member.operation.method} {member.operation.step}".rstrip(),
-            member.reason or "",
-        )
-    out.print(table)
+    names = ("worker", "live", "ready", "state", "memory", "version", "run", "doing", "reason")
+    print_rows(out, names, [_row(view) for view in workers], head=4)
+
+
+def _row(view: MemberView) -> tuple[Cell, ...]:
+    member, state = view.state, view.state.state
+    memory = "" if state is None else ", ".join(_memory(view, str(tag), str(r)) for tag, r in state.tags.items())
+    return (
+        view.member_id,
+        Text("live", style="green") if view.live else Text("gone", style="red"),
+        "ready" if member.ready else "not ready",
+        "" if state is None else str(state.lifecycle),
+        memory,
+        "" if state is None else state.version or "unknown",
+        member.run or "",
+        "" if member.operation is None else f"{member.operation.method} {member.operation.step}".rstrip(),
+        member.reason or "",
+    )
 
 
 def _memory(view: MemberView, tag: str, residency: str) -> str:
@@ -67,10 +67,7 @@ def _memory(view: MemberView, tag: str, residency: str) -> str:
 
 
 def _print_one(view: MemberView) -> None:
-    table = Table("field", "value")
-    for name, value in view.as_dict().items():
-        if name != "ops":
-            add_row(table, name, str(value))
-    for op in view.ops.ops if view.ops is not None else ():
-        add_row(table, f"operation at offset {op.offset}", f"{op.method} {op.code} ({op.request_id})")
-    out.print(table)
+    rows: list[tuple[str, str]] = [(name, str(value)) for name, value in view.as_dict().items() if name != "ops"]
+    ops = view.ops.ops if view.ops is not None else ()
+    rows += [(f"operation at offset {op.offset}", f"{op.method} {op.code} ({op.request_id})") for op in ops]
+    print_rows(out, ("field", "value"), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
@@ -35,11 +35,13 @@ from moebus.engine.port import (
 )
 from moebus.engine.waiting import Never
 from moebus.observability.log import StructuredLogger
-from moebus.schemas.control_args import UpdateWeightsArgs
+from moebus.schemas.control_args import Method, UpdateWeightsArgs
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.responses import Code, Lifecycle, Residency
+from moebus.schemas.tags import Tag
 
 MAX_LISTED = 1000
+_BYTES = {Method.SLEEP: "freed_bytes", Method.WAKEUP: "allocated_bytes"}
 Result = dict[str, JsonValue]
 Watch = Callable[[Step], None]
 
@@ -64,6 +66,16 @@ def code_of(error: MoebusError) -> Code:
     return Code.TAINTED if isinstance(error, EngineTainted) else Code.FAILED
 
 
+def tag_result(step: Sleep | Wake, outcome: str, count: int) -> Result:
+    """What an answer says of one tag: `freed_bytes` by a sleep, `allocated_bytes` by a wakeup."""
+    return {"outcome": outcome, _BYTES[Method.SLEEP if isinstance(step, Sleep) else Method.WAKEUP]: count}
+
+
+def already_there(tags: Iterable[Tag], method: Method) -> Result:
+    """What an answer to `method` says of tags that were there before; nothing of other methods."""
+    return {str(tag): {"outcome": "already", _BYTES[method]: 0} for tag in tags if method in _BYTES}
+
+
 class Effects:
     """One engine's hands. Used by one thread; keeps what is staged in this process."""
 
@@ -76,7 +88,8 @@ class Effects:
         """Carries out `run.steps`. `watch` is told each step before it begins, `between` is called after each but the
         last. Sleep and wakeup go on with the next tag where one fails; everything else stops at the first failure."""
         result: Result = {}
-        tags: Result = {str(tag): {"outcome": "already", "bytes": 0} for tag in run.tags}
+        sleeping = any(isinstance(step, Sleep) for step in run.steps)
+        tags = already_there(run.tags, Method.SLEEP if sleeping else Method.WAKEUP)
         errors: list[MoebusError] = []
         out = Outcome(Code.OK, "", state, result)
         for number, step in enumerate(run.steps):
@@ -90,7 +103,7 @@ class Effects:
                 errors.append(error)
                 if not isinstance(step, (Sleep, Wake)):
                     return self._stopped(step, out, error)
-                tags[str(step.tag)] = {"outcome": "failed", "bytes": 0, "message": str(error)}
+                tags[str(step.tag)] = {**tag_result(step, "failed", 0), "message": str(error)}
             if number + 1 < len(run.steps):
                 between()
         if tags:
@@ -157,9 +170,9 @@ class Effects:
         if isinstance(step, Resume):
             self.engine.resume()
         elif isinstance(step, Sleep):
-            tags[str(step.tag)] = {"outcome": "done", "bytes": self.engine.sleep(step.tag, step.level, deadline)}
+            tags[str(step.tag)] = tag_result(step, "done", self.engine.sleep(step.tag, step.level, deadline))
         elif isinstance(step, Wake):
-            tags[str(step.tag)] = {"outcome": "done", "bytes": self.engine.wakeup(step.tag, step.weights, deadline)}
+            tags[str(step.tag)] = tag_result(step, "done", self.engine.wakeup(step.tag, step.weights, deadline))
         elif isinstance(step, Stage):
             result.update(self._stage(step.offset, step.args, deadline))
         elif isinstance(step, Commit):

@@ -11,7 +11,7 @@ from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics
 from moebus.consumers.control.answers import Answers, Ticket
 from moebus.consumers.control.broker_time import BrokerClock, Until
-from moebus.consumers.control.effects import Outcome, Result
+from moebus.consumers.control.effects import Outcome, Result, already_there
 from moebus.consumers.control.fold import Member, admit
 from moebus.consumers.control.identity import Standing
 from moebus.consumers.control.journal import Journal, Stopped
@@ -134,7 +134,7 @@ class Worker:
             self.execute(ticket, entry.offset, decision, entry.expires_ms)
         elif isinstance(decision, Already):
             self.state = decision.after or self.state
-            tags: Result = {str(tag): {"outcome": "already", "bytes": 0} for tag in decision.tags}
+            tags = already_there(decision.tags, entry.command.method)
             self._answer(entry, ticket, Code.ALREADY, decision.message, {"tags": tags} if tags else None)
         else:
             if decision.code is Code.EXPIRED:

@@ -64,7 +64,7 @@ def objects(result: Result) -> list[dict[str, Any]]:
 
 
 def test_a_command_shows_answers_and_the_table(broker: MemoryBroker) -> None:
-    freed: dict[str, JsonValue] = {"tags": {"kv_cache": {"outcome": "done", "bytes": 3 << 20}}}
+    freed: dict[str, JsonValue] = {"tags": {"kv_cache": {"outcome": "done", "freed_bytes": 3 << 20}}}
     script = {Method.SLEEP: (Reply(Phase.ACCEPTED), Reply(result=freed, message="freed"))}
     with FakeWorker(broker, TOPICS, "worker-1", script=script):
         result = run("control", "sleep", "--tags", "kv_cache", "--request-id", "s-1")
@@ -72,7 +72,7 @@ def test_a_command_shows_answers_and_the_table(broker: MemoryBroker) -> None:
     assert "sleep s-1 appended at t.control.requests.v1/0/1" in result.stderr
     assert "worker-1  accepted" in result.stderr
     assert "worker-1  ok  freed" in result.stderr
-    assert "kv_cache done 3.0 MiB" in result.stdout
+    assert "kv_cache done, freed 3.0 MiB" in result.stdout
     assert "ok: s-1" in result.stdout
 
 
@@ -184,6 +184,26 @@ def test_show_tells_the_life_of_a_command(broker: MemoryBroker) -> None:
     assert unknown.exception.exit_code == 1
 
 
+def test_ids_and_positions_are_whole_in_a_narrow_window(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 columns are narrower than a row of any of these tables: each id and each position is on one line."""
+    monkeypatch.setattr(control.out, "width", 80)
+    request_id = f"control-{'4f0c' * 16}"
+    worker = "rollout-worker.rack-12.host-0042.example-zone-b"
+    with FakeWorker(broker, TOPICS, worker, {"role": "rollout"}):
+        run("control", "update-weights", "--version", "v2", "--request-id", request_id)
+        shown = [run("control", "show", request_id), run("control", "history"), run("workers"), run("workers", worker)]
+        trace = objects(run("control", "show", request_id, "--json"))[0]
+    show, history, workers_text, one = (result.stdout for result in shown)
+    for event in trace["events"]:
+        assert event["where"] in show
+        assert event["actor"] in show
+    for text, word in ((show, request_id), (history, request_id), (workers_text, worker), (one, worker)):
+        assert word in text
+    assert "\u2026" not in show + history + workers_text + one, "something was cut"
+    monkeypatch.setattr(control.out, "width", 240)
+    assert max(map(len, run("control", "show", request_id).stdout.splitlines())) > 80, "a table where there is room"
+
+
 def test_history_is_one_object_a_line(broker: MemoryBroker) -> None:
     with FakeWorker(broker, TOPICS, "a"):
         run("control", "pause", "--request-id", "p-1")
@@ -202,7 +222,7 @@ def test_workers(broker: MemoryBroker) -> None:
         assert one[0]["live"] is True
         assert one[0]["labels"] == {"role": "rollout"}
         assert "rollout" in run("workers", "a").stdout
-        assert "yes" in run("workers").stdout
+        assert "ready" in run("workers").stdout
         unknown = run("workers", "c")
     assert isinstance(unknown.exception, MoebusError)
     assert "known are a, b" in str(unknown.exception)

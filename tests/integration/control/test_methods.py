@@ -47,15 +47,15 @@ def test_sleep_pauses_first_and_reports_each_tag(lab: Lab) -> None:
     assert both.code is Code.OK
     assert both.result is not None
     assert both.result["tags"] == {
-        "weight": {"outcome": "already", "bytes": 0},
-        "kv_cache": {"outcome": "done", "bytes": freed[Tag.KV_CACHE]},
+        "weight": {"outcome": "already", "freed_bytes": 0},
+        "kv_cache": {"outcome": "done", "freed_bytes": freed[Tag.KV_CACHE]},
     }
     assert lab.ask("sleep").code is Code.ALREADY
     woken = lab.ask("wakeup", {"tags": ["kv_cache", "weights"]})
     assert woken.result is not None
     assert woken.result["tags"] == {
-        "weight": {"outcome": "done", "bytes": freed[Tag.WEIGHT]},
-        "kv_cache": {"outcome": "done", "bytes": freed[Tag.KV_CACHE]},
+        "weight": {"outcome": "done", "allocated_bytes": freed[Tag.WEIGHT]},
+        "kv_cache": {"outcome": "done", "allocated_bytes": freed[Tag.KV_CACHE]},
     }
     assert engine.inspect().paused, "waking opens no traffic"
     assert lab.ask("resume").code is Code.OK

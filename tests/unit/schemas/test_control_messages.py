@@ -148,7 +148,7 @@ def test_codes() -> None:
 
 
 def test_responses_round_trip() -> None:
-    answer = response(state=STATE, result={"tags": {"weight": {"outcome": "done", "bytes": 3}}}, started_at=1.5)
+    answer = response(state=STATE, result={"tags": {"weight": {"outcome": "done", "freed_bytes": 3}}}, started_at=1.5)
     value, headers = encode_response(answer, traceparent=None)
     assert decode_response(value, headers) == answer
     listed = expected_response("r", "d", 3, ["w1", "w2"])
