@@ -47,9 +47,7 @@ class Keeper:
             reporter.state = behind(reporter.state, f"the engine cannot be reconciled: {error}", None)
         self.dirty, self.same_engine = False, True
         state = reporter.state
-        self.log.info(
-            "control.reconciled", state.reason or "", lifecycle=str(state.lifecycle), version=state.version
-        )
+        self.log.info("control.reconciled", state.reason or "", lifecycle=str(state.lifecycle), version=state.version)
 
     def check(self) -> bool:
         """Whether the engine is still the one this worker knows; from any thread."""
