@@ -6,13 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from moebus.consumers.reader import MegatronShard as MegatronShard
     from moebus.consumers.reader import Rollout as Rollout
     from moebus.consumers.reader import RouteBatch as RouteBatch
+    from moebus.consumers.reader import RouteShard as RouteShard
     from moebus.consumers.reader import RoutingReader as RoutingReader
 
 _HOME = {
+    "MegatronShard": "moebus.consumers.reader",
     "Rollout": "moebus.consumers.reader",
     "RouteBatch": "moebus.consumers.reader",
+    "RouteShard": "moebus.consumers.reader",
     "RoutingReader": "moebus.consumers.reader",
 }
 

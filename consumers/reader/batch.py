@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moebus.consumers.reader.dense import PaddedRoutes, RouteShard, TorchRoutes, as_torch, cut_shard, pad, places
+from moebus.consumers.reader.exports import Exports
 from moebus.consumers.reader.fill import fill_rows
 from moebus.consumers.reader.rollout import Rollout, select_layers
+from moebus.consumers.reader.shard import MegatronShard
 from moebus.schemas.dtypes import RouteArray, wire_dtype
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.route_errors import RouteError
@@ -33,6 +36,7 @@ class RouteBatch:
     nothing was recorded (a last token that was never forwarded; every row of an absent rollout); such rows hold
     distinct ids spread evenly over the experts. `cu_seqlens` [len(refs) + 1] int32: rollout i has the rows
     cu_seqlens[i] to cu_seqlens[i + 1]. `absent`: index of a ref -> why it has no routes (only with `missing="mask"`).
+    `from_tokens`: a rollout has as many rows as its tokens, the last one included; else as many as were recorded.
     """
 
     routes: RouteArray
@@ -42,6 +46,7 @@ class RouteBatch:
     layers: tuple[int, ...]
     num_experts: int
     absent: Mapping[int, RouteError]
+    from_tokens: bool = False
 
     @property
     def top_k(self) -> int:
@@ -61,12 +66,47 @@ class RouteBatch:
         Raises:
             InvalidInput: field `layers`, a layer that the batch does not hold.
         """
-        place = {layer: index for index, layer in enumerate(self.layers)}
         wanted = self.layers if layers is None else tuple(layers)
-        for layer in wanted:
-            if layer not in place:
-                raise InvalidInput("layers", f"layer {layer} is not in the batch; it has {list(self.layers)}")
-        return [self.routes[:, place[layer]].astype(np.int64) for layer in wanted]
+        return [self.routes[:, place].astype(np.int64) for place in places(self.layers, wanted, "batch")]
+
+    def shard(self, shard: MegatronShard, layers: Sequence[int] | None = None) -> RouteShard:
+        """The rows and layers of one rank. `layers`: global numbers of its pipeline stage (default: all).
+
+        Raises:
+            InvalidInput: field `layers`, a layer that the batch does not hold.
+        """
+        wanted = self.layers if layers is None else tuple(layers)
+        return cut_shard(self.routes, self.valid, self._lengths(), shard, self.layers, wanted, self.num_experts)
+
+    def padded(self, length: int | None = None, offsets: Sequence[int] | None = None) -> PaddedRoutes:
+        """As a rectangle [rollouts, length, layers, top_k]; padding has legal ids and is not valid.
+
+        `length`: default what the longest needs. `offsets`: padding before each rollout (prompts padded on the left).
+
+        Raises:
+            InvalidInput: field `length` or `offsets`.
+        """
+        return pad(self.routes, self.valid, self._lengths(), length, offsets, self.num_experts)
+
+    def torch(self) -> TorchRoutes:
+        """Torch tensors that share the memory of these arrays (uint16 and uint32 need torch 2.3 or newer).
+
+        Raises:
+            InvalidInput: field `torch`: it is not installed.
+        """
+        return as_torch(self.routes, self.valid, self.cu_seqlens)
+
+    @property
+    def export(self) -> Exports:
+        """The layouts of other systems: `batch.export.slime()`, `.verl()`, `.sglang(...)`, `.fastdeploy(...)`."""
+        absent = frozenset(self.absent)
+        return Exports(
+            self.routes, self.valid, self.cu_seqlens, self.layers, self.num_experts, self.from_tokens, absent
+        )
+
+    def _lengths(self) -> list[int]:
+        lengths: list[int] = np.diff(self.cu_seqlens).tolist()
+        return lengths
 
 
 def check_tokens(refs: Sequence[RouteRef], tokens: Sequence[npt.ArrayLike]) -> list[int]:
@@ -120,7 +160,7 @@ def build_batch(
         routes[rows] = select_layers(one, shape.layers)
         valid[rows] = True
     fill_rows(routes, np.flatnonzero(~valid), shape.num_experts)
-    return RouteBatch(routes, valid, bounds, tuple(refs), shape.layers, shape.num_experts, absent)
+    return RouteBatch(routes, valid, bounds, tuple(refs), shape.layers, shape.num_experts, absent, lengths is not None)
 
 
 def _same_model(one: Rollout, shape: Shape) -> None:
