@@ -3,5 +3,6 @@
 from moebus.engine.simulated.config import SimulatedConfig
 from moebus.engine.simulated.engine import SimulatedEngine
 from moebus.engine.simulated.oracle import expected_routes
+from moebus.engine.simulated.rendezvous import Rendezvous
 
-__all__ = ["SimulatedConfig", "SimulatedEngine", "expected_routes"]
+__all__ = ["Rendezvous", "SimulatedConfig", "SimulatedEngine", "expected_routes"]

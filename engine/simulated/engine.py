@@ -29,8 +29,9 @@ from moebus.engine.port import (
 from moebus.engine.prompts import check_prompt
 from moebus.engine.simulated.config import SimulatedConfig
 from moebus.engine.simulated.faults import Faults
-from moebus.engine.simulated.memory import Committed, SimulatedMemory
+from moebus.engine.simulated.memory import SimulatedMemory
 from moebus.engine.simulated.prefix import PrefixCache
+from moebus.engine.simulated.rendezvous import Rendezvous, tensor_names
 from moebus.engine.simulated.running import Running
 from moebus.engine.waiting import check_deadline
 from moebus.schemas.errors import MoebusError
@@ -229,20 +230,38 @@ class SimulatedEngine:
         self._staged.discard(id(staged.handle))
 
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
+        """With `info` {"rendezvous": folder, "tensors": [names]}, `update` blocks until a trainer has sent them all
+        (see `Rendezvous`; the folder must lie under an allowed root). Any other `info` is taken as received."""
         self._writing("transfer", step, deadline)
-        memory = self._memory
         with self._admission.changed:
             self._need_pause("transfer")
-            if not memory.resident[Tag.WEIGHT]:
-                raise EngineFailed("transfer: the weights are asleep; wake them first")
-            if step in ("update", "finish") and not memory.transferring:
-                raise EngineFailed(f"transfer: {step!r} without `start`")
-            if step == "start":
-                memory.transferring, memory.valid = True, False
-            elif step == "finish":
-                memory.transferring, memory.valid, memory.tainted = False, True, False
-                memory.committed = Committed(version or memory.committed.version, None, None)
-                self._cache.reset(memory.committed.version)
+            self._memory.transfer_step(step)
+            if step == "finish":
+                self._memory.finish_transfer(version)
+                self._cache.reset(self._memory.committed.version)
+        if step == "update":
+            self._receive(info, deadline)
+
+    def _receive(self, info: Mapping[str, object], deadline: Deadline) -> None:
+        """Without the lock: `inspect` must answer meanwhile."""
+        if "rendezvous" not in info:
+            return
+        names = tensor_names(info)
+        meeting = Rendezvous(self._memory.allowed(str(info["rendezvous"])))
+        identity = self._identity
+        meeting.arrive(identity)
+        for number, name in enumerate(names):
+            try:
+                self.hook("write", name, deadline)
+                self._memory.received(name, meeting.receive(name, deadline))
+            except Exception as error:
+                with self._admission.changed:
+                    self._memory.taint()
+                raise EngineTainted(
+                    f"transfer: cut off after {number} of {len(names)} tensors ({error}); transfer or update again"
+                ) from error
+            if identity != self._identity:
+                raise EngineFailed("transfer: the engine was lost in the middle; start again")
 
     def reset_cache(self) -> int:
         self._begin("reset_cache", "", None)

@@ -41,6 +41,7 @@ class SimulatedMemory:
         self.tainted = False
         self.transferring = False
         self._host_copy = False
+        self._received: dict[str, str] = {}
 
     @property
     def version(self) -> str | None:
@@ -116,10 +117,39 @@ class SimulatedMemory:
 
     def commit(self, staged: Staged) -> None:
         self.committed = Committed(staged.version, staged.source, staged.weights_digest)
-        self.valid, self.tainted, self._host_copy = True, False, False
+        self.valid, self.tainted, self.transferring, self._host_copy = True, False, False, False
+
+    def allowed(self, folder: str) -> Path:
+        """`folder` as a path. Raises EngineRefused as `resolve_source`."""
+        return resolve_source(folder, self._roots)
+
+    def transfer_step(self, step: str) -> None:
+        """Before the effect of a transfer's step.
+
+        Raises:
+            EngineFailed: asleep, or a step without `start`.
+        """
+        if not self.resident[Tag.WEIGHT]:
+            raise EngineFailed("transfer: the weights are asleep; wake them first")
+        if step in ("update", "finish") and not self.transferring:
+            raise EngineFailed(f"transfer: {step!r} without `start`")
+        if step == "start":
+            self.transferring, self.valid, self._host_copy = True, False, False
+            self._received.clear()
+
+    def received(self, name: str, digest: str) -> None:
+        """A tensor has come."""
+        self._received[name] = digest
+
+    def finish_transfer(self, version: str | None) -> None:
+        """What was received counts. Its digest is XXH3-128 over the tensors' in order of name; None for none."""
+        digest = "".join(f"{name}={self._received[name]};" for name in sorted(self._received))
+        found = xxhash.xxh3_128_hexdigest(digest.encode()) if digest else None
+        self.committed = Committed(version or self.committed.version, None, found)
+        self.transferring, self.valid, self.tainted, self._host_copy = False, True, False, False
 
     def taint(self) -> None:
-        self.tainted = True
+        self.tainted, self.transferring = True, False
 
 
 def _add_file(state: xxhash.xxh3_128, file: Path) -> None:

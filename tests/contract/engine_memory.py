@@ -108,3 +108,31 @@ class MemoryRules(EngineRules):
         state = rig.engine.inspect()
         assert not state.resident[Tag.WEIGHT]
         assert state.bytes_by_tag[Tag.WEIGHT] == 0
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_the_colocated_loop(self, rig: Rig, level: Level) -> None:
+        """Sleep all, wake the weights empty, update or transfer, wake the cache, resume; as often as wanted."""
+        held = rig.engine.inspect().bytes_by_tag
+        how = ["update", "transfer"] if rig.engine.capabilities().transfer else ["update"]
+        for turn, fill in enumerate(how * 2):
+            rig.run()
+            rig.engine.pause("abort", Left())
+            for tag in ALL_TAGS:
+                assert rig.engine.sleep(tag, level, Left()) == held[tag]
+            assert sum(rig.engine.inspect().bytes_by_tag.values()) == 0
+            assert rig.engine.wakeup(Tag.WEIGHT, "empty", Left()) == held[Tag.WEIGHT]
+            if fill == "update":
+                path = rig.root / f"{turn}.safetensors"
+                rig.write_weights(path, turn + 5)
+                rig.update(f"v{turn}", path)
+            else:
+                for step in ("init", "start", "update", "finish"):
+                    rig.engine.transfer(step, f"v{turn}", {}, Left())
+            with pytest.raises(EngineFailed, match="kv_cache"):
+                rig.engine.resume()
+            assert rig.engine.wakeup(Tag.KV_CACHE, "restore", Left()) == held[Tag.KV_CACHE]
+            assert rig.engine.inspect().paused
+            rig.engine.resume()
+            assert rig.engine.inspect().bytes_by_tag == held
+            result = rig.run()
+            assert (result.versions, result.cached_tokens) == (((0, f"v{turn}"),), 0)
