@@ -16,7 +16,7 @@ from moebus.broker.kafka.bounded import TookTooLong, bounded
 from moebus.broker.kafka.clients import Admin, make_admin, unavailable
 from moebus.broker.kafka.config import KafkaConfig
 from moebus.broker.kafka.convert import to_kafka
-from moebus.broker.kafka.faults import describe
+from moebus.broker.kafka.faults import Backoff, describe
 from moebus.broker.ports import TopicInfo, TopicPartition
 
 T = TypeVar("T")
@@ -80,28 +80,36 @@ class KafkaAdmin:
         return self._ask(lambda client, deadline: _offsets(client, tps, OffsetSpec.LATEST, deadline), timeout)
 
     def _ask(self, call: Call[T], timeout: float) -> T:
+        """The answer to one request. A connection that broke, or a broker that asks for patience, is tried again until
+        `timeout` seconds are over: a restart shorter than that costs time alone."""
         deadline = time.monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
             raise unavailable(self._config, timeout, "an earlier request is still waiting")
+        backoff = Backoff(0.05, 0.5)
         try:
             self._closed = False
-            if self._client is None:
-                self._client = make_admin(self._config, timeout)
-            client = self._client
-            return bounded(lambda: call(client, deadline), max(0.1, deadline - time.monotonic()), "moebus-admin-call")
-        except TookTooLong as exc:
-            self._drop()
-            raise unavailable(self._config, timeout, "connected, but a request was not answered") from exc
-        except (kafka_errors.KafkaError, ValueError, RuntimeError) as exc:
-            raise self._translated(exc, timeout) from exc
+            while True:
+                try:
+                    return self._once(call, deadline)
+                except TookTooLong as exc:
+                    self._drop()
+                    raise unavailable(self._config, timeout, "connected, but a request was not answered") from exc
+                except (kafka_errors.RetriableError, RuntimeError) as exc:
+                    self._drop()
+                    delay = backoff.next()
+                    if time.monotonic() + delay >= deadline:
+                        raise unavailable(self._config, timeout, describe(exc)) from exc
+                    time.sleep(delay)
+                except (kafka_errors.KafkaError, ValueError) as exc:
+                    raise AdminRefused(f"the cluster refused a request: {describe(exc)}") from exc
         finally:
             self._lock.release()
 
-    def _translated(self, exc: Exception, timeout: float) -> Exception:
-        if isinstance(exc, kafka_errors.RetriableError | RuntimeError):
-            self._drop()
-            return unavailable(self._config, timeout, describe(exc))
-        return AdminRefused(f"the cluster refused a request: {describe(exc)}")
+    def _once(self, call: Call[T], deadline: float) -> T:
+        if self._client is None:
+            self._client = make_admin(self._config, max(0.1, deadline - time.monotonic()))
+        client = self._client
+        return bounded(lambda: call(client, deadline), max(0.1, deadline - time.monotonic()), "moebus-admin-call")
 
     def _drop(self) -> None:
         """Forgets the client; its closing may block, so it happens elsewhere."""

@@ -14,8 +14,11 @@ from moebus.broker import open_broker
 from moebus.broker.kafka import KafkaConfig
 from moebus.broker.local import LocalCluster
 from moebus.broker.ports import TopicPartition
+from moebus.broker.topics import Topics, ensure
+from moebus.producers.control import ControlClient
 from tests.contract.broker_suite import BrokerSuite, OutageSuite, RestartSuite
 from tests.contract.log_world import FragileWorld, World
+from tests.support.background import Background
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.kafka
@@ -137,6 +140,19 @@ class TestKilledKafka(RestartSuite):
     @pytest.fixture
     def world(self, fragile_cluster: LocalCluster) -> Iterator[FragileWorld]:
         yield from fragile_world(fragile_cluster, self.REQUEST_TIMEOUT, frozen=False)
+
+    def test_questions_outlast_a_restart(self, world: FragileWorld) -> None:
+        """A restart shorter than the timeout: an admin, and a controller's look at its fleet, answer late and right."""
+        admin, topics = world.broker.admin(), Topics(world.free_name())
+        ensure(admin, topics)
+        tp = TopicPartition(topics.members, 0)
+        with ControlClient(world.broker, topics, connect_timeout=60) as control:
+            assert control.members() == []
+            with world.outage():
+                end = Background(lambda: admin.end_offsets([tp], 60))
+                members = Background(control.members)
+            assert end.result(60)[tp] >= 1, "the probe of the broker's time"
+            assert members.result(60) == []
 
 
 def fragile_world(cluster: LocalCluster, request_timeout: float, *, frozen: bool) -> Iterator[FragileWorld]:
