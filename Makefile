@@ -5,7 +5,7 @@ STAMP  := .venv/.installed
 PACKAGES := schemas observability broker engine producers consumers cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test unit lint typing bench lock docs clean
+.PHONY: help setup system demo test unit versions lint typing bench lock docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -36,6 +36,9 @@ test: setup ## all tests (starts its own Kafka)
 unit: setup ## only the tests that take milliseconds
 	$(BIN)/python -m pytest -q tests/unit $(ARGS)
 
+versions: setup ## unit tests on the oldest and the newest Python supported, where they are installed
+	@sh tests/versions.sh 3.10 3.13
+
 lint: setup ## ruff and mypy --strict, code and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,6 +51,7 @@ bench: setup ## benchmarks, each beside its peer
 docs: setup ## regenerate the generated pages
 	$(BIN)/python -m moebus.schemas.export docs/schemas
 	$(BIN)/python -m moebus.observability.export docs/metrics.md
+	$(BIN)/python -m moebus.consumers.control.export docs/lifecycle.md
 	$(BIN)/python -m moebus.observability.dashboard deploy/grafana/dashboards/moebus.json
 
 lock: ## resolve pyproject.toml again into requirements.lock
