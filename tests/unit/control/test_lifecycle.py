@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebus.consumers.control import export
 from moebus.consumers.control.lifecycle import (
     Already,
     Command,
@@ -28,46 +30,50 @@ from moebus.consumers.control.lifecycle import (
 from moebus.engine.port import Capabilities
 from moebus.engine.simulated.engine import CAPABILITIES
 from moebus.schemas.control_args import Method, UpdateWeightsArgs, parse_args
-from moebus.schemas.responses import Code, Lifecycle, Residency, Weights
+from moebus.schemas.responses import Code, Lifecycle, Weights
 from moebus.schemas.tags import Tag
 
-PAUSED = State(phase=Lifecycle.PAUSED, version="v1")
-ASLEEP = Residency.ASLEEP
-STATES: dict[str, State] = {
-    "starting": replace(PAUSED, phase=Lifecycle.STARTING),
-    "running": replace(PAUSED, phase=Lifecycle.RUNNING),
-    "draining": replace(PAUSED, phase=Lifecycle.DRAINING),
-    "paused": PAUSED,
-    "frozen": replace(PAUSED, frozen=True),
-    "w_asleep": replace(PAUSED, weight=ASLEEP),
-    "kv_asleep": replace(PAUSED, kv_cache=ASLEEP),
-    "asleep": replace(PAUSED, weight=ASLEEP, kv_cache=ASLEEP),
-    "empty": replace(PAUSED, weights=Weights.EMPTY),
-    "staged": replace(PAUSED, phase=Lifecycle.UPDATING, pending=7),
-    "transfer": replace(PAUSED, phase=Lifecycle.UPDATING, transferring=True, weights=Weights.EMPTY),
-    "tainted": replace(PAUSED, fault=Lifecycle.TAINTED, reason="cut"),
-    "behind": replace(PAUSED, phase=Lifecycle.RUNNING, fault=Lifecycle.BEHIND, reason="late"),
+# Short names of the rows and columns of docs/lifecycle.md.
+COLUMNS = {
+    "starting": "STARTING",
+    "running": "RUNNING",
+    "draining": "DRAINING",
+    "paused": "PAUSED",
+    "frozen": "PAUSED, frozen",
+    "w_asleep": "PAUSED, weight asleep",
+    "kv_asleep": "PAUSED, kv_cache asleep",
+    "asleep": "PAUSED, both asleep",
+    "empty": "PAUSED, weights empty",
+    "staged": "UPDATING, staged",
+    "transfer": "UPDATING, transfer",
+    "tainted": "TAINTED",
+    "behind": "BEHIND",
 }
-COMMANDS: dict[str, tuple[Method, dict[str, object]]] = {
-    "pause": (Method.PAUSE, {}),
-    "pause keep": (Method.PAUSE, {"mode": "keep"}),
-    "resume": (Method.RESUME, {}),
-    "sleep": (Method.SLEEP, {}),
-    "sleep weight": (Method.SLEEP, {"tags": "weight"}),
-    "sleep kv": (Method.SLEEP, {"tags": "kv_cache"}),
-    "sleep kv keep": (Method.SLEEP, {"tags": "kv_cache", "mode": "keep"}),
-    "wakeup": (Method.WAKEUP, {}),
-    "wakeup empty": (Method.WAKEUP, {"weights": "empty"}),
-    "wakeup kv resume": (Method.WAKEUP, {"tags": "kv_cache", "resume": True}),
-    "update": (Method.UPDATE_WEIGHTS, {"version": "v2"}),
-    "transfer init": (Method.TRANSFER_WEIGHTS, {"step": "init"}),
-    "transfer start": (Method.TRANSFER_WEIGHTS, {"step": "start"}),
-    "transfer finish": (Method.TRANSFER_WEIGHTS, {"step": "finish", "version": "v2"}),
-    "reset_cache": (Method.RESET_CACHE, {}),
-    "abort": (Method.ABORT_REQUESTS, {"all": True}),
-    "status": (Method.STATUS, {}),
-    "begin_run": (Method.BEGIN_RUN, {"run": "r"}),
+ROWS = {
+    "pause": "pause",
+    "pause keep": "pause mode=keep",
+    "resume": "resume",
+    "sleep": "sleep",
+    "sleep weight": "sleep tags=weight",
+    "sleep kv": "sleep tags=kv_cache",
+    "sleep kv keep": "sleep tags=kv_cache mode=keep",
+    "wakeup": "wakeup",
+    "wakeup empty": "wakeup weights=empty",
+    "wakeup kv resume": "wakeup tags=kv_cache resume=true",
+    "wakeup resume": "wakeup resume=true",
+    "update": "update_weights",
+    "transfer init": "transfer_weights step=init",
+    "transfer start": "transfer_weights step=start",
+    "transfer update": "transfer_weights step=update",
+    "transfer finish": "transfer_weights step=finish",
+    "reset_cache": "reset_cache",
+    "abort": "abort_requests",
+    "status": "status",
+    "begin_run": "begin_run",
 }
+STATES = {short: export.STATES[name] for short, name in COLUMNS.items()}
+COMMANDS = {short: export.COMMANDS[name] for short, name in ROWS.items()}
+PAUSED = STATES["paused"]
 # +X: ok, then lifecycle X; =: already; p: partial; i: illegal_state; c: conflict; t: tainted; b: behind
 # R running, P paused, U updating, T tainted, B behind, S starting, D draining
 TABLE = """
@@ -82,9 +88,11 @@ sleep kv keep     i        i       i        +P     i      +P       =         =  
 wakeup            i        =       i        =      =      +P       +P        +P     +P    c      i        =       =
 wakeup empty      i        =       i        =      =      +P       +P        +P     =     c      =        =       =
 wakeup kv resume  i        =       i        +R     +R     p        +R        p      p     c      p        t       b
+wakeup resume     i        =       i        +R     +R     +R       +R        +R     +R    c      i        t       b
 update            i        i       i        +U     +U     i        +U        i      +U    c      +U       +U      +U
 transfer init     i        i       i        +P     +P     i        +P        i      +P    c      +U       +T      +B
 transfer start    i        i       i        +U     +U     i        +U        i      +U    c      +U       +U      +U
+transfer update   i        i       i        i      i      i        i         i      i     c      +U       i       i
 transfer finish   i        i       i        i      i      i        i         i      i     c      +P       i       i
 reset_cache       i        +R      i        +P     +P     +P       =         =      +P    +U     +U       +T      +B
 abort             i        +R      i        +P     +P     +P       +P        +P     +P    +U     +U       +T      +B
@@ -114,8 +122,7 @@ def cells() -> list[tuple[str, str, str]]:
 
 
 def call(command: str, state: State, can: Capabilities = CAPABILITIES, now_ms: int | None = 0) -> Decision:
-    method, args = COMMANDS[command]
-    return decide(state, Command(method, parse_args(method, args), 11, 1000), can, now_ms)
+    return export.call(ROWS[command], state, can, now_ms)
 
 
 def outcome(decision: Decision) -> str:
@@ -133,6 +140,35 @@ def test_table(command: str, state: str, expected: str) -> None:
 
 def test_the_table_is_whole() -> None:
     assert {(command, state) for command, state, _ in cells()} == {(c, s) for c in COMMANDS for s in STATES}
+    assert list(COLUMNS.values()) == list(export.STATES)
+    assert list(ROWS.values()) == list(export.COMMANDS)
+    assert {args[0] for args in COMMANDS.values()} == set(Method) - {Method.HELLO, Method.DECIDE}
+
+
+def test_the_page_of_the_lifecycle_is_current() -> None:
+    page = (Path(__file__).parents[3] / "docs/lifecycle.md").read_text()
+    assert page == export.page(), "run `make docs`"
+
+
+@pytest.mark.parametrize(("command", "state", "expected"), cells())
+def test_the_page_says_what_the_table_says(command: str, state: str, expected: str) -> None:
+    """The page tells more (which tags sleep); its code and lifecycle are those of the table above."""
+    code, _, after = export.cell(ROWS[command], STATES[state]).partition(" → ")
+    lifecycle = (after or COLUMNS[state]).partition(",")[0]
+    if expected.startswith("ok"):
+        assert (code, lifecycle) == ("staged" if command == "update" else "ok", expected[3:])
+    else:
+        assert code == expected
+
+
+@pytest.mark.parametrize("state", [name for name in COLUMNS if name != "staged"])
+def test_a_decision_concerns_only_who_staged(state: str) -> None:
+    assert [export.cell(name, STATES[state]) for name in export.DECISIONS] == ["-", "-"]
+
+
+@pytest.mark.parametrize("name", export.STATES)
+def test_states_are_described_by_their_names(name: str) -> None:
+    assert export.describe(export.STATES[name]) == name
 
 
 @pytest.mark.parametrize("command", COMMANDS)
