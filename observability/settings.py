@@ -70,18 +70,30 @@ class StoreSettings(_Section):
 
 
 class PublisherSettings(_Section):
-    """The route publisher. `max_bytes` bounds what waits for acknowledgement; `full` says what submit does then."""
+    """The route publisher.
 
-    max_bytes: int = Field(256 << 20, ge=1 << 20)
+    `mode`: who sends, a child process or a thread of this one; auto = a process where that is possible.
+    `max_bytes` bounds what waits for acknowledgement (default 256 MB; in a process the smaller of that and half of
+    what is free where the journal lies). `full`: what submit does then. `high_water`: share of the bound at which the
+    callback is called. `receipt_timeout`: seconds after which a record without ack fails (20 h: fences live longer).
+    `journal`: file that survives both processes (default: one on /dev/shm that nobody else sees).
+    `orphan_seconds`: how long the child goes on sending after its parent died.
+    """
+
+    mode: Literal["auto", "process", "thread"] = "auto"
+    max_bytes: int | None = Field(None, ge=1 << 20)
     full: Literal["block", "drop"] = "block"
     block_seconds: float = Field(5.0, ge=0)
-    receipt_timeout: float = Field(120.0, gt=0)
+    high_water: float = Field(0.8, gt=0, le=1)
+    receipt_timeout: float = Field(72_000.0, gt=0)
+    journal: Path | None = None
+    orphan_seconds: float = Field(600.0, ge=0)
 
 
 class WorkerSettings(_Section):
-    """The control worker. Weights are read only from below `weight_roots`."""
+    """The control worker. Weights are read only from below `weight_roots`: paths, or URLs that fsspec reads."""
 
-    weight_roots: tuple[Path, ...] = (Path("."),)
+    weight_roots: tuple[str, ...] = (".",)
     heartbeat: float = Field(2.0, gt=0, le=5)
 
 

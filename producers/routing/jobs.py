@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebus.broker.errors import TopicMissing
 from moebus.broker.ports import LogAdmin, OutRecord, Position
+from moebus.observability.clock import Clock
+from moebus.producers.routing.errors import RoutesDropped
+from moebus.producers.routing.parcel import MAX_AGE_MS, Parcel, Sent, Settle
 from moebus.producers.routing.pipeline import Job
-from moebus.producers.routing.receipt import FenceStored, Stored
-from moebus.producers.routing.submission import Submission
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.headers import BINARY_TYPE, build_headers
-from moebus.schemas.model_card import ModelCard
-from moebus.schemas.record import Clear, Delete, encode, encode_attempt, record_key
+from moebus.schemas.record import Clear, Delete, check_ids, encode, encode_attempt, record_key
 from moebus.schemas.rollout import partition_key
 
 
@@ -34,68 +33,49 @@ class Wire:
         )
 
 
-Acknowledged = Callable[[dict[str, int], int], None]
-"""(records by kind, bytes of their values) of a job that is stored."""
-
-
-def rollout_job(
-    submission: Submission,
-    card: ModelCard,
-    wire: Wire,
-    traceparent: str | None,
-    future: Future[Stored],
-    finish: Callable[[Exception | None], None],
-    acknowledged: Acknowledged,
-) -> Job:
-    """`finish` runs before the receipt settles: it gives the bytes back."""
+def rollout_job(parcel: Parcel, wire: Wire, clock: Clock, settle: Settle) -> Job:
+    """`parcel.rows` must have the card's type and stay as they are until `settle` was called."""
     sizes: list[int] = []
 
     def records() -> Iterator[OutRecord]:
-        key = partition_key(submission.header.run, submission.header.group)
-        headers = wire.headers(submission.ref.attempt, traceparent)
+        if clock.now_ms() - parcel.created_ms > MAX_AGE_MS:
+            raise RoutesDropped(f"{parcel.name}: older than 20 hours, so a delete of it may be forgotten; not sent")
+        rows = parcel.rows.view(parcel.card.dtype)
+        check_ids(rows, parcel.card.num_experts)
+        key = partition_key(parcel.header.run, parcel.header.group)
+        headers = wire.headers(parcel.header.attempt_text, parcel.traceparent)
         encoded = encode_attempt(
-            submission.routes, submission.header, card, submission.outcome, versions=submission.versions
-        )
+            rows, parcel.header, parcel.card, parcel.outcome,
+            versions=parcel.versions, codec=parcel.codec, target=parcel.target,
+        )  # fmt: skip
         for value in encoded:
             sizes.append(len(value))
             yield OutRecord(wire.topic, value, key, headers)
 
-    def settle(outcome: list[Position] | Exception) -> None:
+    def done(outcome: list[Position] | Exception) -> None:
         if isinstance(outcome, Exception):
-            finish(outcome)
-            future.set_exception(outcome)
+            settle(outcome)
             return
-        finish(None)
-        acknowledged({"chunk": len(outcome) - 1, "end": 1}, sum(sizes))
-        future.set_result(Stored(submission.ref, outcome[-1], len(outcome), sum(sizes)))
+        settle(Sent((outcome[-1],), {"chunk": len(outcome) - 1, "end": 1}, sum(sizes)))
 
-    return Job(submission.name, records, settle)
+    return Job(parcel.name, records, done)
 
 
-def fence_job(
-    fence: Delete | Clear,
-    name: str,
-    wire: Wire,
-    admin: LogAdmin,
-    future: Future[FenceStored],
-    acknowledged: Acknowledged,
-) -> Job:
+def fence_job(fence: Delete | Clear, name: str, wire: Wire, admin: LogAdmin, settle: Settle) -> Job:
     """One record with one id to every partition the topic has."""
     value = encode(fence)
-    text = attempt_text(fence.id)
 
     def records() -> Iterator[OutRecord]:
         found = admin.describe([wire.topic], timeout=2.0)
         if wire.topic not in found:
             raise TopicMissing(f"topic {wire.topic} does not exist; `moebus topics ensure` creates it")
-        headers, key = wire.headers(text, None), record_key(fence)
+        headers, key = wire.headers(attempt_text(fence.id), None), record_key(fence)
         return iter([OutRecord(wire.topic, value, key, headers, p) for p in range(found[wire.topic].partitions)])
 
-    def settle(outcome: list[Position] | Exception) -> None:
+    def done(outcome: list[Position] | Exception) -> None:
         if isinstance(outcome, Exception):
-            future.set_exception(outcome)
+            settle(outcome)
             return
-        acknowledged({fence.kind.name.lower(): len(outcome)}, len(value) * len(outcome))
-        future.set_result(FenceStored(text, {position.partition: position for position in outcome}))
+        settle(Sent(tuple(outcome), {fence.kind.name.lower(): len(outcome)}, len(value) * len(outcome)))
 
-    return Job(name, records, settle)
+    return Job(name, records, done)

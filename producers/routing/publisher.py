@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
+from typing import Literal
 
 import numpy.typing as npt
 
@@ -15,12 +16,13 @@ from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.metrics import Metrics
-from moebus.observability.settings import PublisherSettings, Settings, load_settings
-from moebus.producers.routing.budget import ByteBudget
+from moebus.observability.settings import PublisherSettings, Settings
 from moebus.producers.routing.errors import PublisherClosed, PublisherSuspended, RoutesDropped
-from moebus.producers.routing.jobs import Wire, fence_job, rollout_job
-from moebus.producers.routing.pipeline import Pipeline
+from moebus.producers.routing.high_water import HighWater, OnHighWater
+from moebus.producers.routing.jobs import Wire
+from moebus.producers.routing.parcel import Parcel, Sent
 from moebus.producers.routing.receipt import FenceReceipt, FenceStored, RoutingReceipt, Stored
+from moebus.producers.routing.sender import Sender, ThreadSender
 from moebus.producers.routing.stats import Counters, PublisherStats
 from moebus.producers.routing.submission import Submission, plan
 from moebus.schemas.attempt import attempt_text, new_attempt, parse_attempt
@@ -31,19 +33,23 @@ from moebus.schemas.rollout import check_epoch, check_prefix, check_run
 from moebus.schemas.route_ref import RouteRef
 
 CLOSE_SECONDS = 30.0
+Mode = Literal["auto", "process", "thread"]
+MakeSender = Callable[[Wire, PublisherSettings, Clock, Metrics, Counters, Callable[[int], None]], Sender]
+"""(wire, options, clock, metrics, counters, told of the bytes that wait) -> the sender."""
 
 
 class RoutingPublisher:
-    """Publishes routes from a thread of this process. Thread-safe; use it as a context manager.
+    """Publishes routes. Thread-safe; use it as a context manager.
 
-    A wrong argument raises at once; a fault of the log never does: it is in the receipt. What waits for its
+    Made with a broker it sends from a thread of this process; `from_settings` lets a process of its own send, where
+    it can. A wrong argument raises at once; a fault of the log never does: it is in the receipt. What waits for its
     acknowledgement is bounded by `options.max_bytes`; when full, `submit` waits up to `options.block_seconds`
     (`full="block"`) or drops at once (`full="drop"`), and the receipt fails with `RoutesDropped`.
     """
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Broker | None,
         topics: Topics,
         *,
         run: str,
@@ -54,9 +60,13 @@ class RoutingPublisher:
         clock: Clock | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         owns_broker: bool = False,
+        make_sender: MakeSender | None = None,
+        on_high_water: OnHighWater | None = None,
     ) -> None:
         """`card`: the model's; None for one that only deletes and clears. `owns_broker`: `close` closes the broker too.
-        `random_bytes(n)`: for attempt ids."""
+        `random_bytes(n)`: for attempt ids. `make_sender`: who sends, instead of a thread with `broker`.
+        `on_high_water(used, limit)`: called on a thread of its own when `options.high_water` of the bound is in use,
+        and again only after it fell to three quarters of that."""
         self.run = check_run(run)
         self.epoch = check_epoch(epoch)
         self.card = card
@@ -65,14 +75,17 @@ class RoutingPublisher:
         self._random = random_bytes
         self._metrics = metrics or Metrics()
         self._counters = Counters(self._metrics)
-        self._budget = ByteBudget(self._options.max_bytes, self._clock)
-        self._broker = broker
-        self._owns_broker = owns_broker
-        self._admin = broker.admin()
-        producer_id = f"{socket.gethostname()}-{os.getpid()}-{random_bytes(4).hex()}"
-        self._wire = Wire(topics.routes, producer_id)
-        timeout = self._options.receipt_timeout
-        self._pipeline = Pipeline(broker.writer(f"moebus-routes-{producer_id}", receipt_timeout=timeout))
+        self._broker = broker if owns_broker else None
+        wire = Wire(topics.routes, f"{socket.gethostname()}-{os.getpid()}-{random_bytes(4).hex()}")
+        self._high_water: HighWater | None = None
+        if make_sender is not None:
+            self._sender = make_sender(wire, self._options, self._clock, self._metrics, self._counters, self._on_used)
+        elif broker is not None:
+            self._sender = ThreadSender(broker, wire, self._options, self._clock, self._on_used)
+        else:
+            raise InvalidInput("broker", "one is needed to send from a thread of this process")
+        if on_high_water is not None:
+            self._high_water = HighWater(self._sender.limit, self._options.high_water, on_high_water)
         self._suspended = False
         self._pid = os.getpid()
 
@@ -83,27 +96,25 @@ class RoutingPublisher:
         card: ModelCard | None,
         run: str | None = None,
         epoch: int = 0,
+        mode: Mode | None = None,
         settings: Settings | None = None,
         metrics: Metrics | None = None,
+        on_high_water: OnHighWater | None = None,
     ) -> RoutingPublisher:
         """A publisher on the broker of the settings (default: environment and file). `run`: default the settings'.
 
-        Raises:
-            SettingsError: naming the setting.
-        """
-        from moebus.broker import open_broker
+        `mode` (default `publisher.mode`): `process` = a child process sends, with a journal between; `thread` = a
+        thread of this process; `auto` = process where it is possible, else thread and a line in the log.
 
-        found = settings or load_settings()
-        return cls(
-            open_broker(found.kafka),
-            Topics(found.topic_prefix),
-            run=run or found.run,
-            card=card,
-            epoch=epoch,
-            options=found.publisher,
-            metrics=metrics,
-            owns_broker=True,
-        )
+        Raises:
+            SettingsError: naming the setting, or why there can be no process of its own.
+        """
+        from moebus.producers.routing.opening import open_publisher
+
+        return open_publisher(
+            cls, card=card, run=run, epoch=epoch, mode=mode, settings=settings, metrics=metrics,
+            on_high_water=on_high_water,
+        )  # fmt: skip
 
     def submit(
         self,
@@ -138,7 +149,8 @@ class RoutingPublisher:
             attempt: names an attempt again, to send the same content once more.
 
         Raises:
-            InvalidInput (a ValueError): naming the argument.  PublisherClosed: after `close`.
+            InvalidInput (a ValueError): naming the argument; that an expert is twice in a top-k, the receipt says.
+            PublisherClosed: after `close`, and in a process that was forked after this publisher was made.
         """
         if self.card is None:
             raise InvalidInput("card", "this publisher was made without a model card; it only deletes and clears")
@@ -147,15 +159,9 @@ class RoutingPublisher:
             now_ms=self._clock.now_ms(), choice=choice, group=group, start=start, base=base, token_ids=token_ids,
             prompt_rows=prompt_rows, versions=versions, status=status, finish_reason=finish_reason,
         )  # fmt: skip
-        if submission.nbytes > self._options.max_bytes:
-            raise InvalidInput(
-                "routes", f"{submission.nbytes} bytes where the publisher may hold {self._options.max_bytes}"
-            )
-        if os.getpid() != self._pid:  # the thread that sends did not come along
-            raise PublisherClosed(
-                f"{submission.name}: this process was forked after the publisher was made; make one here"
-            )
-        self._pipeline.check_open(submission.name)
+        self._check_process(submission.name)
+        self._sender.check_open(submission.name)
+        send = self._sender.prepare(Parcel.of(submission, self._clock.now_ms(), traceparent))
         future: Future[Stored] = Future()
         future.set_running_or_notify_cancel()  # nobody can cancel what may be on the wire
         receipt = RoutingReceipt(submission.ref, submission.name, future)
@@ -163,12 +169,10 @@ class RoutingPublisher:
         if self._suspended:
             self._counters.ended("suspended")
             future.set_exception(PublisherSuspended(f"{submission.name}: the publisher is suspended; nothing was sent"))
-        elif self._room_for(submission):
-            self._send(submission, self.card, traceparent, future)
-        else:
+        elif not send(self._on_rollout(submission, future)):
             self._counters.ended("dropped")
-            self._pipeline.note_failure()
-            waiting = f"{self._budget.used} bytes of {self._options.max_bytes} wait for the log"
+            self._sender.note_failure()
+            waiting = f"{self._sender.used} bytes of {self._sender.limit} wait for the log"
             future.set_exception(RoutesDropped(f"{submission.name}: nothing was sent, {waiting}"))
         return receipt
 
@@ -203,21 +207,28 @@ class RoutingPublisher:
     def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
         """True: everything given to the publisher since the last flush is stored. False: `timeout` seconds passed
         first, or something failed or was dropped (its receipt says why). Not to be called from a receipt callback."""
-        return self._pipeline.flush(timeout)
+        self._check_process("flush")
+        return self._sender.flush(timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> list[str]:
         """Takes nothing more and waits up to `timeout` seconds for what is under way. Returns what was given up, by
         name; those receipts fail. A second call returns []. Not to be called from a receipt callback."""
-        self._budget.close()
-        left = self._pipeline.close(timeout)
-        self._admin.close()
-        if self._owns_broker:
+        if os.getpid() != self._pid:
+            return []  # a fork owns nothing of it
+        left = self._sender.close(timeout)
+        if self._high_water is not None:
+            self._high_water.close()
+        if self._broker is not None:
             self._broker.close()
         return left
 
     def stats(self) -> PublisherStats:
         """Counts since the start and what waits now."""
-        return self._counters.now(len(self._pipeline.unsettled()), self._budget.used)
+        return self._counters.now(len(self._sender.unsettled()), self._sender.used)
+
+    def problem(self) -> str | None:
+        """None while it can send, else what is wrong: a check for `Health.add_ready`."""
+        return self._sender.problem()
 
     def __enter__(self) -> RoutingPublisher:
         return self
@@ -230,33 +241,42 @@ class RoutingPublisher:
     def _attempt(self, text: str | None) -> bytes:
         return new_attempt(self._clock.now_ms(), self._random(10)) if text is None else parse_attempt(text)
 
-    def _room_for(self, submission: Submission) -> bool:
-        wait = self._options.block_seconds if self._options.full == "block" else 0.0
-        taken = self._budget.take(submission.nbytes, wait)
-        self._counters.buffer(self._budget.used)
-        return taken
+    def _check_process(self, name: str) -> None:
+        if os.getpid() != self._pid:  # threads and pipes did not come along
+            raise PublisherClosed(f"{name}: this process was forked after the publisher was made; make one here")
 
-    def _send(self, submission: Submission, card: ModelCard, traceparent: str | None, future: Future[Stored]) -> None:
+    def _on_used(self, used: int) -> None:
+        self._counters.buffer(used)
+        if self._high_water is not None:
+            self._high_water.note(used)
+
+    def _on_rollout(self, submission: Submission, future: Future[Stored]) -> Callable[[Sent | Exception], None]:
         started = self._clock.monotonic()
 
-        def finish(error: Exception | None) -> None:
-            self._budget.give(submission.nbytes)
-            self._counters.buffer(self._budget.used)
-            self._counters.ended("failed" if error else "stored")
-            if error is None:
-                self._metrics.observe("moebus_routes_publish_duration_seconds", self._clock.monotonic() - started)
+        def settle(outcome: Sent | Exception) -> None:
+            if isinstance(outcome, Exception):
+                self._counters.ended("dropped" if isinstance(outcome, RoutesDropped) else "failed")
+                future.set_exception(outcome)
+                return
+            self._counters.ended("stored")
+            self._metrics.observe("moebus_routes_publish_duration_seconds", self._clock.monotonic() - started)
+            self._counters.acknowledged(outcome.kinds, outcome.wire_bytes)
+            future.set_result(Stored(submission.ref, outcome.positions[-1], outcome.records, outcome.wire_bytes))
 
-        acknowledged = self._counters.acknowledged
-        job = rollout_job(submission, card, self._wire, traceparent, future, finish, acknowledged)
-        try:
-            self._pipeline.put(job)
-        except PublisherClosed as exc:  # closed while this call waited for room
-            finish(exc)
-            future.set_exception(exc)
+        return settle
 
     def _fence(self, fence: Delete | Clear, name: str) -> FenceReceipt:
+        self._check_process(name)
         future: Future[FenceStored] = Future()
         future.set_running_or_notify_cancel()
-        job = fence_job(fence, name, self._wire, self._admin, future, self._counters.acknowledged)
-        self._pipeline.put(job)
-        return FenceReceipt(attempt_text(fence.id), name, future)
+        text = attempt_text(fence.id)
+
+        def settle(outcome: Sent | Exception) -> None:
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+                return
+            self._counters.acknowledged(outcome.kinds, outcome.wire_bytes)
+            future.set_result(FenceStored(text, {position.partition: position for position in outcome.positions}))
+
+        self._sender.fence(fence, name, settle)
+        return FenceReceipt(text, name, future)

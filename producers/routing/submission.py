@@ -1,4 +1,7 @@
-"""What a call of `submit` means: checks, the one copy, the rows that a base spares. Pure."""
+"""What a call of `submit` means: the cheap checks, and the rows that a base spares. Pure; it copies no rows.
+
+Whether an expert is twice in a top-k costs more than the copy, so it is looked at where the rows are encoded.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moebus.schemas.attempt import attempt_text, parse_attempt
-from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.model_card import ModelCard
-from moebus.schemas.record import Base, Header, Outcome, Status, Versions, check_routes
+from moebus.schemas.record import Base, Header, Outcome, Status, Versions
 from moebus.schemas.rollout import check_group, default_group, rollout_key
 from moebus.schemas.route_ref import RouteRef, token_hash
 
@@ -25,10 +27,11 @@ STATUSES: tuple[Status, ...] = ("complete", "partial", "aborted", "missing")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One attempt, ready to be encoded. `routes` are its own rows and belong to it alone. `base_refused`: a base was
-    given and could not be used, so everything is sent."""
+    """One attempt, checked. `rows`: its own rows [n, layers, top_k] in the caller's memory and type, ids below the
+    card's expert count. `base_refused`: a base was given and could not be used, so everything is sent."""
 
-    routes: RouteArray
+    rows: npt.NDArray[np.integer]
+    card: ModelCard
     header: Header
     outcome: Outcome
     versions: Versions
@@ -38,7 +41,7 @@ class Submission:
     @property
     def nbytes(self) -> int:
         """What it counts for in the bound."""
-        return self.routes.nbytes + OVERHEAD_BYTES
+        return self.rows.size * self.card.dtype.itemsize + OVERHEAD_BYTES
 
     @property
     def name(self) -> str:
@@ -65,7 +68,7 @@ def plan(
     status: Status = "complete",
     finish_reason: str = "",
 ) -> Submission:
-    """Checks the arguments of `RoutingPublisher.submit` and copies the rows to send.
+    """Checks the arguments of `RoutingPublisher.submit` and cuts out the rows to send, without a copy.
 
     Raises:
         InvalidInput: naming the argument.
@@ -83,7 +86,8 @@ def plan(
     header = Header.of(key, attempt, group=group, epoch=epoch, base=used)
     ref = RouteRef(run, rollout_id, choice, attempt_text(attempt), rows, group, hashes[0], prompt_rows, hashes[1])
     return Submission(
-        routes=_own_copy(typed[own - start :], routes),
+        rows=typed[own - start :],
+        card=card,
         header=header,
         outcome=Outcome(status, finish_reason, hashes[0], prompt_rows, hashes[1]),
         versions=_versions(versions, own, rows),
@@ -92,23 +96,38 @@ def plan(
     )
 
 
-def _routes(routes: npt.ArrayLike | None, card: ModelCard, status: Status) -> RouteArray:
+def _routes(routes: npt.ArrayLike | None, card: ModelCard, status: Status) -> npt.NDArray[np.integer]:
     if status not in STATUSES:
         raise InvalidInput("status", f"{status!r} is unknown; known are {', '.join(STATUSES)}")
     if routes is None:
         if status != "missing":
             raise InvalidInput("routes", "none given; only a rollout of status missing has none")
         return np.empty(card.shape(0), card.dtype)
-    typed = check_routes(np.asarray(routes), card)
-    if status == "missing" and len(typed):
-        raise InvalidInput("routes", f"{len(typed)} rows of a rollout of status missing")
-    return typed
+    found = np.asarray(routes)
+    _check_shape(found, card)
+    _check_range(found, card.num_experts)
+    if status == "missing" and len(found):
+        raise InvalidInput("routes", f"{len(found)} rows of a rollout of status missing")
+    return found
 
 
-def _own_copy(rows: RouteArray, given: npt.ArrayLike | None) -> RouteArray:
-    """The rows in memory of their own: the caller may reuse its buffer at once. A conversion was a copy already."""
-    shared = given is not None and np.may_share_memory(rows, np.asarray(given))
-    return np.array(rows, order="C", copy=True) if shared else np.ascontiguousarray(rows)
+def _check_shape(routes: npt.NDArray[np.integer], card: ModelCard) -> None:
+    if routes.ndim != 3 or routes.shape[1:] != card.shape(0)[1:]:
+        want = f"[rows, {len(card.moe_layers)}, {card.top_k}]"
+        raise InvalidInput("routes", f"shape {list(routes.shape)} where the model card says {want}")
+    if routes.dtype.kind not in "iu":
+        raise InvalidInput("routes", f"integers are needed, not {routes.dtype}")
+
+
+def _check_range(routes: npt.NDArray[np.integer], num_experts: int) -> None:
+    """Before any cast, which would wrap. Types that hold nothing else are not read."""
+    if not routes.size:
+        return
+    info = np.iinfo(routes.dtype)
+    if info.min < 0 and (lowest := int(routes.min())) < 0:
+        raise InvalidInput("routes", f"expert id {lowest}; leave out rows that were not recorded")
+    if info.max >= num_experts and (highest := int(routes.max())) >= num_experts:
+        raise InvalidInput("routes", f"expert id {highest} where there are {num_experts} experts")
 
 
 def _start(start: int, base: RouteRef | None) -> int:
