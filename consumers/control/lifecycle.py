@@ -327,7 +327,8 @@ _BY_METHOD = {
 def after_step(state: State, step: Step) -> State:
     """The state once `step` has succeeded."""
     if isinstance(step, Pause):
-        return replace(state, phase=Lifecycle.PAUSED, frozen=step.mode == "keep")
+        phase = state.phase if state.transferring else Lifecycle.PAUSED  # ending frozen requests ends no transfer
+        return replace(state, phase=phase, frozen=step.mode == "keep")
     if isinstance(step, Resume):
         return replace(state, phase=Lifecycle.RUNNING, frozen=False)
     if isinstance(step, Sleep):

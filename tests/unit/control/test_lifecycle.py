@@ -267,6 +267,13 @@ def test_view(state: str, lifecycle: str, version: str | None) -> None:
     assert (view.lifecycle, view.version) == (lifecycle, version)
 
 
+def test_ending_frozen_requests_leaves_a_transfer_open() -> None:
+    state = replace(STATES["transfer"], frozen=True)
+    decision = call("pause", state)
+    assert isinstance(decision, Run)
+    assert decision.after == STATES["transfer"]
+
+
 @given(st.lists(st.sampled_from([*COMMANDS, "commit", "void"]), max_size=30))
 def test_no_sequence_of_commands_serves_without_memory(commands: list[str]) -> None:
     state = State()
