@@ -32,7 +32,7 @@ class EngineOptions:
     version: str
     weights: str | None
     config: Path | None
-    roots: tuple[Path, ...]
+    roots: tuple[str, ...]
 
 
 def make_engine(options: EngineOptions) -> tuple[GeneratingEngine, ModelCard]:
@@ -42,7 +42,7 @@ def make_engine(options: EngineOptions) -> tuple[GeneratingEngine, ModelCard]:
         SettingsError: a bad config file.  PaddleUnavailable: Paddle is not installed or too old.
         EngineRefused: the weights are not usable.
     """
-    roots = [str(root) for root in options.roots]
+    roots = options.roots
     if options.kind is EngineKind.PADDLE:
         from moebus.engine.paddle import ModelConfig, PaddleEngine
 

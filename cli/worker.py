@@ -28,7 +28,8 @@ def command(
     version: Annotated[str, typer.Option("--version", help="Name of the weights it starts with.")] = "initial",
     weights: Annotated[str | None, typer.Option("--weights", help="safetensors file or folder to start from.")] = None,
     weight_root: Annotated[
-        list[Path] | None, typer.Option("--weight-root", help="Weights are read only from below here. Repeatable.")
+        list[str] | None,
+        typer.Option("--weight-root", help="Path or URL; weights are read only from below. Repeatable."),
     ] = None,
     model_config: Annotated[
         Path | None, typer.Option("--model-config", help="JSON with fields of the engine's config.")

@@ -1,13 +1,40 @@
-"""Weight sources: a path or a `file://` URL under one of the allowed roots."""
+"""Weight sources: a path, a `file://` URL or a URL that fsspec reads, under one of the allowed roots."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from moebus.engine.port import EngineRefused
+from moebus.engine.port import Deadline, EngineRefused
+from moebus.engine.remote import check_url, fetched, is_remote
+from moebus.engine.waiting import Never
+
+
+@contextmanager
+def local_source(
+    source: str,
+    allowed_roots: Sequence[str | os.PathLike[str]],
+    *,
+    pattern: str = "*",
+    deadline: Deadline | None = None,
+) -> Iterator[Path]:
+    """What `source` names, as a local file or directory: itself, or a copy of what a URL names that is gone at the end.
+
+    `allowed_roots`: paths, or URLs that a source must begin with. `pattern`: of a remote directory's files to copy.
+
+    Raises:
+        EngineRefused: as `resolve_source`, `check_url` and `fetched`.  EngineTimeout.
+    """
+    roots = [os.fspath(root) for root in allowed_roots]
+    if is_remote(source):
+        url = check_url(source, [root for root in roots if is_remote(root)])
+        with fetched(url, pattern, deadline or Never()) as path:
+            yield path
+    else:
+        yield resolve_source(source, [root for root in roots if not is_remote(root)])
 
 
 def resolve_source(source: str, allowed_roots: Sequence[str | os.PathLike[str]]) -> Path:

@@ -17,6 +17,9 @@ from moebus.engine.paddle.config import ModelConfig
 Arrays = dict[str, npt.NDArray[np.float32]]
 """Weights by name, C order."""
 
+DIGEST_KEY = "xxh3."
+"""Before a tensor's name: the metadata entry of a safetensors file that holds its digest."""
+
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every weight's name and shape. Matrices are [in, out]; those of experts are stacked, [experts, in, out]."""
@@ -69,14 +72,24 @@ def weights_digest(arrays: Mapping[str, npt.NDArray[np.float32]]) -> str:
     return state.hexdigest()
 
 
+def tensor_digest(array: npt.NDArray[np.float32]) -> str:
+    """XXH3-128, 32 hex digits, of one tensor: its shape and little-endian values."""
+    values = np.ascontiguousarray(array, dtype="<f4")
+    state = xxhash.xxh3_128(f"{','.join(map(str, values.shape))}\0".encode())
+    state.update(values.reshape(-1).view(np.uint8).data)
+    return state.hexdigest()
+
+
 def save_weights(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """Writes one safetensors file: beside the target first, then renamed, so that no reader sees half of it."""
+    """Writes one safetensors file with the digest of each tensor: beside the target first, then renamed, so that no
+    reader sees half of it."""
     from safetensors.numpy import save_file
 
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        save_file(dict(arrays), draft)
+        digests = {DIGEST_KEY + name: tensor_digest(array) for name, array in arrays.items()}
+        save_file(dict(arrays), draft, metadata=digests)
         with draft.open("rb") as stream:
             os.fsync(stream.fileno())
         os.replace(draft, target)

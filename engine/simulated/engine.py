@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from moebus.engine.admission import Admission, Ticket
 from moebus.engine.hooks import Hook, no_hook
@@ -13,7 +14,6 @@ from moebus.engine.port import (
     Capabilities,
     Deadline,
     EngineFailed,
-    EngineRefused,
     EngineTainted,
     EngineTimeout,
     FinishReason,
@@ -24,6 +24,7 @@ from moebus.engine.port import (
     PauseResult,
     Prompt,
     Staged,
+    StageKind,
     WakeWeights,
 )
 from moebus.engine.prompts import check_prompt
@@ -33,6 +34,7 @@ from moebus.engine.simulated.memory import SimulatedMemory
 from moebus.engine.simulated.prefix import PrefixCache
 from moebus.engine.simulated.rendezvous import Rendezvous, tensor_names
 from moebus.engine.simulated.running import Running
+from moebus.engine.simulated.staging import Staging
 from moebus.engine.waiting import check_deadline
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.tags import ALL_TAGS, Tag
@@ -53,7 +55,8 @@ class SimulatedEngine:
     """A GeneratingEngine whose tokens and routes are hashes of (seed, version, tokens so far).
 
     It has no thread: a request is computed by the thread that called `generate`. `hook` delays or breaks it at
-    named points; `fail_next` plans failures; `lose` is a restart of the engine behind its worker's back.
+    named points; `stage` is how far it stages; `fail_next` plans failures; `lose` is a restart of the engine behind
+    its worker's back.
     """
 
     kind = "simulated"
@@ -64,6 +67,7 @@ class SimulatedEngine:
         *,
         version: str = "initial",
         allowed_roots: Sequence[str] = (),
+        stage: StageKind = "loaded",
         hook: Hook = no_hook,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,7 +80,7 @@ class SimulatedEngine:
         self._cache.reset(version)
         self._faults = Faults()
         self._identity = uuid.uuid4().hex
-        self._staged: set[int] = set()
+        self._staging = Staging(stage, self._memory)
 
     # -- drills
 
@@ -91,14 +95,14 @@ class SimulatedEngine:
             old, self._admission = self._admission, Admission()
             self._memory.reboot()
             self._cache.reset(self._memory.committed.version)
-            self._staged.clear()
+            self._staging.clear()
             self._identity = uuid.uuid4().hex
             old.shut_down()
 
     # -- what may be asked at any time
 
     def capabilities(self) -> Capabilities:
-        return CAPABILITIES
+        return replace(CAPABILITIES, stage=self._staging.kind)
 
     def identity(self) -> str:
         return self._identity
@@ -199,35 +203,29 @@ class SimulatedEngine:
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
         self._begin("wakeup", str(tag), deadline)
         # Without the lock: hashing a large source must not hold up `inspect`, and nothing runs while a tag sleeps.
-        return self._memory.wake(tag, weights)
+        return self._memory.wake(tag, weights, deadline)
 
     # -- weights
 
     def stage(self, version: str, source: str | None, digest: str | None, deadline: Deadline) -> Staged:
         self._begin("stage", version, deadline)
-        found = self._memory.digest_of(source)
-        if digest is not None and digest.lower() != found:
-            raise EngineRefused(f"digest: {digest!r} was asked for, the weights have {found!r}")
-        handle = object()
-        self._staged.add(id(handle))
-        return Staged(version, "loaded", found, source, handle)
+        return self._staging.stage(version, source, digest, deadline)
 
     def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
         self._writing("commit", staged.version, deadline)
+        new = self._staging.ready(staged)  # without the lock, as reading may take long
         with self._admission.changed:
             self._need_pause("commit")
-            if id(staged.handle) not in self._staged:
-                raise EngineFailed(f"commit: version {staged.version!r} is not staged here; stage it again")
             if not self._memory.resident[Tag.WEIGHT]:
                 raise EngineFailed("commit: the weights are asleep; wake them first")
-            self._staged.discard(id(staged.handle))
-            self._memory.commit(staged)
+            self._staging.drop(staged)
+            self._memory.commit(new)
             if cache != "keep":
                 self._cache.reset(staged.version)
 
     def discard(self, staged: Staged) -> None:
         self._begin("discard", staged.version, None)
-        self._staged.discard(id(staged.handle))
+        self._staging.drop(staged)
 
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
         """With `info` {"rendezvous": folder, "tensors": [names]}, `update` blocks until a trainer has sent them all

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import xxhash
 
-from moebus.engine.port import EngineFailed, EngineRefused, Level, Staged, WakeWeights
+from moebus.engine.port import Deadline, EngineFailed, EngineRefused, Level, WakeWeights
 from moebus.engine.simulated.config import SimulatedConfig
-from moebus.engine.sources import resolve_source
+from moebus.engine.sources import local_source, resolve_source
 from moebus.schemas.tags import ALL_TAGS, Tag
 
 _CHUNK = 1 << 20
@@ -68,25 +68,25 @@ class SimulatedMemory:
             self._host_copy = level == "offload" and self.valid
         return self.size(tag)
 
-    def wake(self, tag: Tag, weights: WakeWeights) -> int:
+    def wake(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
         """Bytes allocated; 0 when already resident.
 
         Raises:
-            EngineFailed: nothing to restore the weights from; still as before.
+            EngineFailed: nothing to restore the weights from; still as before.  EngineTimeout.
         """
         held = self.resident[tag]
         if tag is Tag.WEIGHT:
             if weights == "restore" and not (held and self.valid):
-                self._restore()
+                self._restore(deadline)
             elif weights == "empty" and not held:
                 self.valid = self._host_copy = False
         self.resident[tag] = True
         return 0 if held else self.size(tag)
 
-    def _restore(self) -> None:
+    def _restore(self, deadline: Deadline) -> None:
         if not self._host_copy:
             try:
-                digest = self.digest_of(self.committed.source)
+                digest = self.digest_of(self.committed.source, deadline)
             except EngineRefused as error:
                 raise EngineFailed(f"wakeup: weights cannot be restored from their source; {error}") from error
             if self.committed.digest != digest:
@@ -96,27 +96,27 @@ class SimulatedMemory:
         self.valid = True
         self._host_copy = False
 
-    def digest_of(self, source: str | None) -> str:
+    def digest_of(self, source: str | None, deadline: Deadline | None = None) -> str:
         """XXH3-128 hex over the file (or the directory's files by name); of the seed for the engine's own.
 
         Raises:
-            EngineRefused: as `resolve_source`, or the file cannot be read.
+            EngineRefused: as `local_source`, or the file cannot be read.  EngineTimeout.
         """
         state = xxhash.xxh3_128()
         if source is None:
             state.update(f"own/{self._config.seed}".encode())
             return state.hexdigest()
-        path = resolve_source(source, self._roots)
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        try:
-            for file in files:
-                _add_file(state, file)
-        except OSError as error:
-            raise EngineRefused(f"source: {source!r} cannot be read ({error.strerror})") from error
+        with local_source(source, self._roots, deadline=deadline) as path:
+            files = sorted(path.rglob("*")) if path.is_dir() else [path]
+            try:
+                for file in files:
+                    _add_file(state, file)
+            except OSError as error:
+                raise EngineRefused(f"source: {source!r} cannot be read ({error.strerror})") from error
         return state.hexdigest()
 
-    def commit(self, staged: Staged) -> None:
-        self.committed = Committed(staged.version, staged.source, staged.weights_digest)
+    def commit(self, new: Committed) -> None:
+        self.committed = new
         self.valid, self.tainted, self.transferring, self._host_copy = True, False, False, False
 
     def allowed(self, folder: str) -> Path:

@@ -12,6 +12,7 @@ from moebus.engine.port import (
 from moebus.schemas.tags import Tag
 from tests.contract.engine_rig import EngineRules, Rig, same
 from tests.support.deadlines import Left
+from tests.support.remote import needs_fsspec, remove, upload
 
 
 class WeightRules(EngineRules):
@@ -88,6 +89,26 @@ class WeightRules(EngineRules):
             rig.write_weights(folder / "w.safetensors", 3)
         digests = {rig.engine.stage("v", str(rig.root / name), None, Left()).weights_digest for name in ("a", "b")}
         assert len(digests) == 1
+
+    @needs_fsspec
+    @pytest.mark.parametrize("shape", ["file", "directory"])
+    def test_weights_behind_a_url(self, rig: Rig, shape: str) -> None:
+        folder = rig.root / "step"
+        folder.mkdir()
+        rig.write_weights(folder / "w.safetensors", 9)
+        local = folder if shape == "directory" else folder / "w.safetensors"
+        url = upload(local)
+        staged = rig.engine.stage("v9", url, None, Left())
+        assert staged.weights_digest == rig.engine.stage("v9", str(local), None, Left()).weights_digest
+        rig.engine.pause("abort", Left())
+        rig.engine.commit(staged, "reset", Left())
+        rig.engine.sleep(Tag.WEIGHT, "discard", Left())
+        assert rig.engine.wakeup(Tag.WEIGHT, "restore", Left()) > 0
+        assert rig.engine.inspect().weights_digest == staged.weights_digest
+        remove(url)
+        rig.engine.sleep(Tag.WEIGHT, "discard", Left())
+        with pytest.raises(EngineFailed, match="restored"):
+            rig.engine.wakeup(Tag.WEIGHT, "restore", Left())
 
     def test_frozen_requests_go_on_under_new_weights(self, rig: Rig) -> None:
         whole = rig.run(rig.prompt(max_tokens=12))

@@ -7,12 +7,13 @@ from pathlib import Path
 from moebus.engine.simulated import SimulatedEngine
 from tests.contract.engine_suite import EngineSuite, Rig
 from tests.support.gate import Gate
+from tests.support.remote import ROOT
 
 
 class TestSimulatedEngine(EngineSuite):
     def new_rig(self, root: Path) -> Rig:
         gate = Gate()
-        engine = SimulatedEngine(allowed_roots=(str(root),), hook=gate)
+        engine = SimulatedEngine(allowed_roots=(str(root), ROOT), hook=gate)
         return Rig(engine, gate, root, _write, len(engine.config.moe_layers), engine.config.top_k)
 
 

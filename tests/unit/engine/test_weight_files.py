@@ -11,7 +11,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from moebus.engine.paddle.files import load_weights
-from moebus.engine.paddle.weights import Arrays, random_weights, save_weights, weight_shapes, weights_digest
+from moebus.engine.paddle.weights import (
+    Arrays,
+    random_weights,
+    save_weights,
+    tensor_digest,
+    weight_shapes,
+    weights_digest,
+)
 from moebus.engine.port import EngineRefused, EngineTimeout
 from tests.support.deadlines import Left, Polls
 from tests.support.paddle import SMALL
@@ -106,6 +113,27 @@ def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
     write(path, random_weights(SMALL, 3))
     with pytest.raises(EngineRefused, match=text):
         load(path)
+
+
+def test_a_tensor_that_is_damaged_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    arrays = random_weights(SMALL, 3)
+    save_weights(path, arrays)
+    good = path.read_bytes()
+    values = arrays[ROUTER].tobytes()
+    at = good.index(values)
+    path.write_bytes(good[: at + 9] + bytes([good[at + 9] ^ 1]) + good[at + 10 :])
+    with pytest.raises(EngineRefused, match=f"{ROUTER}.*does not have its digest {tensor_digest(arrays[ROUTER])}"):
+        load(path)
+    save_file(arrays, path)  # a file without digests is read all the same
+    assert weights_digest(load(path)) == weights_digest(arrays)
+
+
+def test_the_digest_of_a_tensor_sees_its_shape() -> None:
+    flat = np.arange(6, dtype=np.float32)
+    assert len({tensor_digest(flat), tensor_digest(flat.reshape(2, 3)), tensor_digest(flat.reshape(3, 2))}) == 3
+    assert tensor_digest(flat[::2]) == tensor_digest(np.asarray([0, 2, 4], np.float32))
+    assert tensor_digest(flat) == tensor_digest(flat.astype(">f4"))
 
 
 def test_a_header_that_claims_gigabytes_is_refused(tmp_path: Path) -> None:
