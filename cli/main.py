@@ -15,8 +15,8 @@ from moebus.cli._output import JsonFlag, emit, fail
 from moebus.observability.metrics import moebus_version
 from moebus.schemas.errors import MoebusError
 
-_GROUPS = ("broker", "topics", "control", "routes")
-_COMMANDS = ("worker", "store", "workers", "demo")
+_GROUPS = ("broker", "topics", "control", "routes", "dlt")
+_COMMANDS = ("worker", "store", "gateway", "workers", "demo")
 
 
 class _Group(TyperGroup):

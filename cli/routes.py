@@ -1,10 +1,8 @@
-"""`moebus routes`: look at the routes that the stores hold, and delete them."""
+"""`moebus routes`: look at the routes that the stores hold and at the log, check, export, plan and delete."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -16,17 +14,26 @@ from rich.table import Table
 from moebus.broker.errors import BrokerUnavailable
 from moebus.cli._context import session, settings_of
 from moebus.cli._output import JsonFlag, emit, out
-from moebus.consumers.reader import Rollout, RoutingReader
+from moebus.cli._routes import Prefix, Run, open_reader
+from moebus.cli._routes_check import export_command, verify_command
+from moebus.cli._routes_log import stats_command, tail_command
+from moebus.cli._routes_plan import plan_command
+from moebus.consumers.reader import Rollout
 from moebus.producers.routing import RoutingPublisher
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.rollout import check_prefix, rollout_key
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Read, list and delete routes.\n\nStores are found in the members topic; a rollout is named by run, rollout "
-    "id and choice.\n\nExit codes: 0 done, 1 not there (deleted, not yet, never, spoilt), 2 wrong use, 5 no broker.",
+    help="Read, list, check, export and delete routes; follow their log; plan a run.\n\n"
+    "Stores are found in the members topic; a rollout is named by run, rollout id and choice.\n\n"
+    "Exit codes: 0 done, 1 not there (deleted, not yet, never, spoilt), 2 wrong use, 5 no broker.",
 )
-Run = Annotated[str | None, typer.Option("--run", help="The run (default: that of the settings).")]
+app.command("tail")(tail_command)
+app.command("stats")(stats_command)
+app.command("verify")(verify_command)
+app.command("export")(export_command)
+app.command("plan")(plan_command)
 
 
 @app.command("get")
@@ -49,7 +56,7 @@ def get_command(
     """
     wanted = _layers(layers)
     rollout_key(run or "run", rollout_id, choice)
-    with _reader(ctx, run) as reader:
+    with open_reader(ctx, run) as reader:
         found = reader.get(rollout_id, choice, attempt, wait=wait, layers=wanted)
     if out_file is not None:
         with out_file.open("wb") as file:
@@ -68,7 +75,7 @@ def get_command(
 @app.command("ls")
 def ls_command(
     ctx: typer.Context,
-    prefix: Annotated[str | None, typer.Argument(help="Only ids below it; `a:1` never covers `a:10`.")] = None,
+    prefix: Prefix = None,
     run: Run = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most rollouts to list.")] = 100,
     after: Annotated[str | None, typer.Option(help="The cursor that the page before ended with.")] = None,
@@ -82,7 +89,7 @@ def ls_command(
     """
     if prefix is not None:
         check_prefix(prefix)
-    with _reader(ctx, run) as reader:
+    with open_reader(ctx, run) as reader:
         page = reader.page(prefix, limit=limit, after=after)
     table = Table("rollout", "choice", "attempt", "rows", "status", "epoch", "stored at (UTC)")
     for one in page.rollouts:
@@ -132,12 +139,6 @@ def rm_command(
         as_json=as_json,
         text=f"deleted {name}/{prefix} (epoch <= {epoch}): in all {len(offsets)} partitions, id {stored.fence_id}",
     )
-
-
-@contextmanager
-def _reader(ctx: typer.Context, run: str | None) -> Iterator[RoutingReader]:
-    with session(ctx) as s, RoutingReader(s.broker, s.topics, run=run or s.settings.run) as reader:
-        yield reader
 
 
 def _confirmed(question: str) -> bool:

@@ -88,6 +88,23 @@ class StoreClient:
         except (KeyError, TypeError, ValueError) as exc:
             raise StoreUnreachable(f"{url} answers with something else than a page of rollouts") from exc
 
+    def figures(self, url: str) -> dict[str, dict[str, object]]:
+        """What a store says of each partition that it follows (the keys are their numbers).
+
+        Raises:
+            RouteError: StoreCatchingUp, StoreUnreachable.
+        """
+        try:
+            response = self._http.get(f"{url}/v1/store", timeout=READ_SECONDS)
+        except httpx.TransportError as exc:
+            raise StoreUnreachable(f"{url} does not answer: {exc or type(exc).__name__}") from exc
+        if response.status_code != 200:
+            _refuse(response.status_code, response.content, url)
+        said = _object(response.content).get("partitions")
+        if not isinstance(said, dict):
+            raise StoreUnreachable(f"{url} answers with something else than its figures")
+        return said
+
     def close(self) -> None:
         self._http.close()
 
