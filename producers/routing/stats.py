@@ -14,7 +14,8 @@ Ending = Literal["stored", "failed", "dropped", "suspended"]
 @dataclass(frozen=True, slots=True)
 class PublisherStats:
     """Counts since the start. `waiting`, `buffer_bytes`: now. `base_refused`: submissions whose base could not be
-    used, so that everything was sent. `wire_bytes`: record values acknowledged."""
+    used, so that everything was sent. `recovered`: what a publisher before left in the journal. `wire_bytes`: record
+    values acknowledged."""
 
     submitted: int = 0
     stored: int = 0
@@ -22,6 +23,7 @@ class PublisherStats:
     dropped: int = 0
     suspended: int = 0
     base_refused: int = 0
+    recovered: int = 0
     records: int = 0
     wire_bytes: int = 0
     waiting: int = 0
@@ -46,6 +48,12 @@ class Counters:
         self._metrics.inc("moebus_routes_rollouts_total", outcome=ending)
         with self._lock:
             self._stats = replace(self._stats, **{ending: getattr(self._stats, ending) + 1})
+
+    def recovered(self) -> None:
+        """Something unsent was found in the journal."""
+        self._metrics.inc("moebus_routes_recovered_total")
+        with self._lock:
+            self._stats = replace(self._stats, recovered=self._stats.recovered + 1)
 
     def acknowledged(self, kinds: dict[str, int], wire_bytes: int) -> None:
         """Records of a settled job: how many of each kind, and the bytes of their values."""

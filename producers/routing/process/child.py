@@ -1,0 +1,179 @@
+"""What the child does: reads the journal as it grows, sends, tells its publisher; alone, drains and ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from moebus.broker.errors import AppendFailed
+from moebus.broker.ports import Broker
+from moebus.observability.clock import Clock
+from moebus.observability.log import get_logger
+from moebus.producers.routing.jobs import Wire, fence_job, rollout_job
+from moebus.producers.routing.parcel import Sent, Settle
+from moebus.producers.routing.pipeline import Job, Pipeline
+from moebus.producers.routing.process import layout, protocol
+from moebus.producers.routing.process.entries import name_of, read_fence, read_parcel
+from moebus.producers.routing.process.journal import Cursor, Journal
+from moebus.producers.routing.process.layout import Entry
+
+AHEAD = 256
+"""Entries read ahead at most: what waits beyond them costs the child no memory."""
+TICK = 0.5
+BEAT_SECONDS = 5.0
+_log = get_logger(__name__)
+
+
+class Child:
+    """`run` is the process; a test may run it in a thread."""
+
+    def __init__(
+        self, journal: Journal, bell: int, acks: int, broker: Broker, wire: Wire, clock: Clock,
+        *, receipt_timeout: float, orphan_seconds: float, parent_alive: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        """`bell`: descriptor to read from, a byte means look, its end means that nothing more comes; `acks`: to
+        write to. Both are closed at the end."""
+        self._journal = journal
+        self._bell = bell
+        self._acks: int | None = acks
+        self._wire = wire
+        self._clock = clock
+        self._orphan_seconds = orphan_seconds
+        self._parent_alive = parent_alive
+        self._admin = broker.admin()
+        self._pipeline = Pipeline(broker.writer(f"moebus-routes-{wire.producer_id}", receipt_timeout=receipt_timeout))
+        self._cursor = Cursor(journal, *journal.tail())
+        self._lock = threading.Lock()
+        self._told: deque[Entry] = deque()
+        self._alone = False
+        self._leaving = False
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._bell, False)
+
+    def run(self) -> list[str]:
+        """Until the publisher is done with it. Returns the names of what is left in the journal."""
+        deadline, next_beat = None, 0.0
+        while True:
+            self._listen()
+            self._feed()
+            now = self._clock.monotonic()
+            if now >= next_beat:
+                self._write(protocol.BEAT)
+                next_beat = now + BEAT_SECONDS
+            if self._alone:
+                deadline = now + self._orphan_seconds if deadline is None else deadline
+                left = self._pipeline.unsettled()
+                if not left or now >= deadline or self._journal.takeover:
+                    return self._end(left)
+
+    def _listen(self) -> None:
+        """Waits for the bell, for a job that settled, or a moment."""
+        watched = [self._wake_read] if self._alone else [self._bell, self._wake_read]
+        ready, _, _ = select.select(watched, [], [], TICK)
+        if self._wake_read in ready:
+            os.read(self._wake_read, 65_536)
+        if self._bell in ready and os.read(self._bell, 65_536) == b"":
+            self._become_alone()
+        if not self._alone and not self._parent_alive():
+            self._become_alone()
+
+    def _become_alone(self) -> None:
+        """Nobody else writes to the journal any more: from now on the child marks what is settled itself."""
+        with self._lock:
+            self._alone = True
+            for entry in self._told:
+                self._mark(entry)
+            self._told.clear()
+
+    def _feed(self) -> None:
+        while len(self._pipeline.unsettled()) < AHEAD and (entry := self._cursor.next()) is not None:
+            if entry.kind != layout.PAD and not self._journal.settled(entry.position):
+                job = self._job(entry)
+                if job is not None:
+                    self._pipeline.put(job)
+
+    def _job(self, entry: Entry) -> Job | None:
+        settle = self._settle(entry)
+        try:
+            if not self._journal.whole(entry):
+                raise AppendFailed(f"entry {entry.seq} of the journal is damaged; nothing of it was sent")
+            meta = self._journal.meta(entry)
+            if entry.kind == layout.FENCE:
+                fence, name = read_fence(meta)
+                return fence_job(fence, name, self._wire, self._admin, settle)
+            parcel = read_parcel(meta, self._journal.data(entry), entry.created_ms)
+            return rollout_job(parcel, self._wire, self._clock, settle)
+        except Exception as exc:  # an entry that cannot be read fails alone
+            settle(exc)
+            return None
+
+    def _settle(self, entry: Entry) -> Settle:
+        def settle(outcome: Sent | Exception) -> None:
+            if self._leaving:
+                return  # given up at the end: it stays in the journal
+            self._write(protocol.told(entry.seq, outcome))
+            with self._lock:
+                self._forget()
+                if self._alone:
+                    self._mark(entry)
+                    self._say(entry, outcome)
+                else:
+                    self._told.append(entry)
+            try:
+                os.write(self._wake_write, b".")
+            except BlockingIOError:
+                return
+
+        return settle
+
+    def _forget(self) -> None:
+        """Entries that the publisher has marked need no mark of ours."""
+        while self._told:
+            entry = self._told[0]
+            there = self._journal.entry(entry.position, entry.seq)
+            if there is not None and not self._journal.settled(entry.position):
+                return
+            self._told.popleft()
+
+    def _mark(self, entry: Entry) -> None:
+        if self._journal.entry(entry.position, entry.seq) is not None:  # else the room is in use again
+            self._journal.mark(entry.position)
+
+    def _say(self, entry: Entry, outcome: Sent | Exception) -> None:
+        """A failure that no publisher hears of."""
+        if isinstance(outcome, Exception):
+            name = name_of(self._journal.meta(entry))
+            _log.error("routes.lost", f"{name}: {outcome}", job=name)
+
+    def _write(self, line: bytes) -> None:
+        with self._lock:
+            if self._acks is None:
+                return
+            try:
+                while line:
+                    line = line[os.write(self._acks, line) :]
+            except OSError:  # the publisher is gone; the bell says so too
+                os.close(self._acks)
+                self._acks = None
+
+    def _end(self, left: list[str]) -> list[str]:
+        names = left + [name_of(self._journal.meta(entry)) for entry in self._rest()]
+        self._leaving = True
+        self._pipeline.close(0)
+        self._admin.close()
+        for fd in (self._bell, self._wake_read, self._wake_write, self._acks):
+            if fd is not None:
+                os.close(fd)
+        return names
+
+    def _rest(self) -> list[Entry]:
+        """Open entries that were not even read."""
+        found = []
+        while (entry := self._cursor.next()) is not None:
+            if entry.kind != layout.PAD and not self._journal.settled(entry.position):
+                found.append(entry)
+        return found
