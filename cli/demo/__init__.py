@@ -37,20 +37,20 @@ def command(
         ended = take_down(directory)
         out.print(f"ended: {', '.join(ended)}" if ended else "nothing was running")
         return
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupted = _on_signals()
     started = time.monotonic()
     stage = Stage(fresh_directory(directory), settings, f"demo-{secrets.token_hex(2)}", keep=keep)
     try:
         from moebus.cli.demo.story import Story  # brings Paddle's package: `moebus --help` must not wait for it
 
         Story(stage).tell()
-    except KeyboardInterrupt:
+    except BaseException as exc:
         stage.keep = False
+        # What is interrupted may raise an error of its own on its way out.
+        if not interrupted:
+            raise
         err.print("interrupted: ending everything that was started")
-        raise typer.Exit(130) from None
-    except BaseException:
-        stage.keep = False
-        raise
+        raise typer.Exit(130) from exc
     finally:
         stage.close()
     out.print(f"\n[bold]Done[/bold] in {time.monotonic() - started:.0f} s.")
@@ -58,5 +58,15 @@ def command(
         how_to_look(stage)
 
 
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _on_signals() -> list[int]:
+    """SIGINT and SIGTERM interrupt what runs, later ones do not disturb the end; the list holds those that came."""
+    came: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        if len(came) == 1:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    return came

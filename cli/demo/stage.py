@@ -37,7 +37,6 @@ class Stage:
         self.run = run
         self.keep = keep
         self._settings = settings
-        self._cluster: LocalCluster | None = None
         self.topics = Topics(settings.topic_prefix)
         self.broker: Broker
         self.processes: Processes
@@ -49,10 +48,10 @@ class Stage:
         """Uses the broker that the settings name, else starts one of its own. Returns its address."""
         kafka = self._settings.kafka
         if kafka.bootstrap_servers == KafkaSettings().bootstrap_servers:
-            self._cluster = LocalCluster.start(
+            cluster = LocalCluster.start(
                 self.directory / "kafka", name="demo", die_with_parent=not self.keep, progress=progress
             )
-            kafka = kafka.model_copy(update={"bootstrap_servers": self._cluster.bootstrap})
+            kafka = kafka.model_copy(update={"bootstrap_servers": cluster.bootstrap})
         self.broker = open_broker(kafka)
         admin = self.broker.admin()
         ensure(admin, self.topics)
@@ -110,8 +109,10 @@ class Stage:
             return
         if hasattr(self, "processes"):
             self.processes.stop()
-        if self._cluster is not None:
-            self._cluster.stop()
+        # Found on disk, not in a field: an interrupt may have come while it was starting.
+        cluster = LocalCluster.load(self.directory / "kafka")
+        if cluster is not None:
+            cluster.stop()
         (self.directory / _STATE).unlink(missing_ok=True)
 
     def _save(self) -> None:
