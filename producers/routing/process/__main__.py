@@ -26,6 +26,8 @@ def main(arguments: list[str]) -> int:
     """Exit code 0: everything in the journal is settled; 1: something was left in it, by name in the log."""
     for quiet in (signal.SIGINT, signal.SIGTERM):  # the publisher decides when to end, and its end ends this
         signal.signal(quiet, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):  # being woken must not push the publisher's thread off its core
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     journal_fd, bell, acks, parent = (int(argument) for argument in arguments)
     config = ChildConfig.load(sys.stdin.buffer.readline())
     configure_logging(config.log_level, "text" if config.log_format == "text" else "json")
