@@ -148,8 +148,16 @@ class Engine(Protocol):
         the committed source; EngineFailed (and still asleep) where neither is there. Never opens admission."""
         ...
 
-    def stage(self, version: str, source: str | None, digest: str | None, deadline: Deadline) -> Staged:
+    def stage(
+        self,
+        version: str,
+        source: str | None,
+        digest: str | None,
+        deadline: Deadline,
+        options: Mapping[str, object] | None = None,
+    ) -> Staged:
         """Checks names, shapes, dtypes and digests of new weights and keeps them ready; the current ones stay.
+        `options`: of this kind of engine (`verify_checksum`, `rsync_config`); Unsupported where it has no such thing.
 
         Raises:
             EngineRefused: with what is wrong.

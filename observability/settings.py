@@ -97,6 +97,15 @@ class WorkerSettings(_Section):
     heartbeat: float = Field(2.0, gt=0, le=5)
 
 
+class GatewaySettings(_Section):
+    """The HTTP gateway. `token`: what callers present as bearer token; without one it listens on loopback alone.
+    `legacy_suffixes`: ports of the worker queues of FastDeploy engines of this host, for its legacy paths."""
+
+    token: SecretStr | None = Field(None, min_length=8)
+    legacy_suffixes: tuple[str, ...] = ()
+    legacy_timeout: float = Field(300.0, gt=0)
+
+
 class Settings(BaseSettings):
     """The root. Frozen; make it once and hand parts of it on."""
 
@@ -117,6 +126,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     publisher: PublisherSettings = PublisherSettings()
     worker: WorkerSettings = WorkerSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
     @field_validator("topic_prefix")
     @classmethod

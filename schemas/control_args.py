@@ -137,12 +137,14 @@ class WakeupArgs(StrictModel):
 
 
 class UpdateWeightsArgs(StrictModel):
-    """`source` None: the engine's own. `digest`: of all weights, as `Staged.weights_digest`."""
+    """`source` None: the engine's own. `digest`: of all weights, as `Staged.weights_digest`. `options`: of the engine's
+    own kind (FastDeploy's `verify_checksum`, `rsync_config`), opaque to moebus."""
 
     version: Version
     source: Source | None = None
     digest: Digest | None = None
     cache: CacheMode = "reset"
+    options: dict[str, JsonValue] | None = None
 
 
 class DecideArgs(StrictModel):

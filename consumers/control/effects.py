@@ -207,7 +207,7 @@ class Effects:
 
     def _stage(self, offset: int, args: UpdateWeightsArgs, deadline: Deadline) -> Result:
         self.drop()
-        staged = self.engine.stage(args.version, args.source, args.digest, deadline)
+        staged = self.engine.stage(args.version, args.source, args.digest, deadline, args.options)
         self._staged = (offset, staged)
         result: Result = {"staged": staged.kind, "version": staged.version}
         if staged.weights_digest is not None:

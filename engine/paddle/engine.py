@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from moebus.engine.admission import Admission
 from moebus.engine.hooks import Hook, no_hook
+from moebus.engine.options import check_options
 from moebus.engine.paddle.blocks import BlockPool
 from moebus.engine.paddle.capture import RouteCapture
 from moebus.engine.paddle.config import TINY, ModelConfig
@@ -220,7 +221,15 @@ class PaddleEngine:
 
     # -- weights
 
-    def stage(self, version: str, source: str | None, digest: str | None, deadline: Deadline) -> Staged:
+    def stage(
+        self,
+        version: str,
+        source: str | None,
+        digest: str | None,
+        deadline: Deadline,
+        options: Mapping[str, object] | None = None,
+    ) -> Staged:
+        check_options(options, self.kind)
         self._begin("stage", version, deadline)
         arrays = self._weights.load(source, deadline)
         found = weights_digest(arrays)

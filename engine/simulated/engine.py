@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from moebus.engine.admission import Admission, Ticket
 from moebus.engine.hooks import Hook, no_hook
+from moebus.engine.options import check_options
 from moebus.engine.port import (
     CacheMode,
     Capabilities,
@@ -207,7 +208,15 @@ class SimulatedEngine:
 
     # -- weights
 
-    def stage(self, version: str, source: str | None, digest: str | None, deadline: Deadline) -> Staged:
+    def stage(
+        self,
+        version: str,
+        source: str | None,
+        digest: str | None,
+        deadline: Deadline,
+        options: Mapping[str, object] | None = None,
+    ) -> Staged:
+        check_options(options, self.kind)
         self._begin("stage", version, deadline)
         return self._staging.stage(version, source, digest, deadline)
 
