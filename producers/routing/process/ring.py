@@ -51,7 +51,9 @@ class Ring:
         free = self.capacity - self.used
         if size <= to_end:
             return self._add(size, pad=False) if size + keep <= free else None
-        return self._add(to_end, pad=True) if to_end <= free else None
+        if self.used == 0 or to_end + size + keep <= free:  # a pad that helps nobody would only take room
+            return self._add(to_end, pad=True)
+        return None
 
     def _add(self, size: int, *, pad: bool) -> Slot:
         slot = Slot(self._seq, self._head, size, pad)
