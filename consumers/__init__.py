@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from moebus.consumers.reader import AsyncRoutingReader as AsyncRoutingReader
     from moebus.consumers.reader import MegatronShard as MegatronShard
     from moebus.consumers.reader import Rollout as Rollout
     from moebus.consumers.reader import RouteBatch as RouteBatch
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from moebus.consumers.reader import RoutingReader as RoutingReader
 
 _HOME = {
+    "AsyncRoutingReader": "moebus.consumers.reader",
     "MegatronShard": "moebus.consumers.reader",
     "Rollout": "moebus.consumers.reader",
     "RouteBatch": "moebus.consumers.reader",

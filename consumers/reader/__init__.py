@@ -1,5 +1,6 @@
 """Reading routes: `RoutingReader`, `RouteBatch` and the stream of whole rollouts."""
 
+from moebus.consumers.reader.aio import AsyncRolloutStream, AsyncRoutingReader
 from moebus.consumers.reader.batch import RouteBatch
 from moebus.consumers.reader.dense import PaddedRoutes, RouteShard
 from moebus.consumers.reader.directory import FixedStores, MembersDirectory, StoreAddress
@@ -12,6 +13,8 @@ from moebus.consumers.reader.shard import MegatronShard, stage_layers
 from moebus.consumers.reader.stream import RolloutStream, StreamOptions
 
 __all__ = [
+    "AsyncRolloutStream",
+    "AsyncRoutingReader",
     "FixedStores",
     "Listed",
     "MegatronShard",
