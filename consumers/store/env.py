@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +18,9 @@ from moebus.schemas.errors import SettingsError
 TABLES = ("meta", "attempts", "owners", "blobs", "fences", "turns", "times", "trash")
 _FILES = ("data.mdb", "lock.mdb")
 _MAX_READERS = 512
-FULL = (lmdb.MapFullError, lmdb.DiskError)
-"""What a write raises when the map, or the disk under it, is full. The transaction is lost."""
+_FULL = (lmdb.MapFullError, lmdb.DiskError)
+_CUT, _QUOTA = os.strerror(errno.EIO), os.strerror(errno.EDQUOT)
+_SCARCE = 64 << 20
 
 
 class EnvClosed(Exception):
@@ -42,9 +46,9 @@ class Env:
             self._env: Any = lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=len(TABLES), max_readers=_MAX_READERS, sync=sync, metasync=sync
             )
+            self.tables: dict[str, Any] = {name: self._env.open_db(name.encode()) for name in TABLES}
         except (OSError, lmdb.Error) as error:
             raise SettingsError(f"store.data_dir: {path} cannot be used: {error}") from error
-        self.tables: dict[str, Any] = {name: self._env.open_db(name.encode()) for name in TABLES}
         self.page = int(self._env.stat()["psize"])
 
     def begin_write(self) -> Any:
@@ -75,6 +79,25 @@ class Env:
         stats = (txn.stat(table) for table in self.tables.values())
         pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
         return int(pages) * self.page
+
+    def room_bytes(self) -> int:
+        """What the file may grow to: the map, or less where the disk has less. Any thread may ask."""
+        try:
+            held = (self.path / _FILES[0]).stat().st_blocks * 512
+            return min(self.map_bytes, held + shutil.disk_usage(self.path).free)
+        except FileNotFoundError:  # wiped in the meantime
+            return self.map_bytes
+
+    def is_full(self, error: lmdb.Error) -> bool:
+        """Whether a write failed because the map, or the disk under it, is full. The transaction is lost.
+
+        LMDB says EIO, not ENOSPC, where the last write before the end of the disk was cut short; with room on the
+        disk that is a fault of the disk.
+        """
+        if isinstance(error, _FULL):
+            return True
+        text = str(error)
+        return text.endswith(_QUOTA) or (text.endswith(_CUT) and shutil.disk_usage(self.path).free < _SCARCE)
 
     def close(self) -> None:
         """Waits for the running reads, then closes; a second call does nothing."""

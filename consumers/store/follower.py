@@ -205,7 +205,7 @@ class Follower:
             more = self._tidy(number, partition)
             figures = partition.figures()
             waited = self._clock.monotonic() - self._stopped_at[number] >= _TEND
-            if not more and waited and figures.used_bytes < _RESUME_BELOW * figures.map_bytes:
+            if not more and waited and figures.used_bytes < _RESUME_BELOW * figures.room_bytes:
                 self._resume(number)
 
     def _take_away(self, number: int, record: Delete | Clear, spare: frozenset[bytes]) -> None:

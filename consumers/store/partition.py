@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import lmdb
+
 from moebus.consumers.store.decide import Rules
-from moebus.consumers.store.env import FULL, Env, wipe
+from moebus.consumers.store.env import Env, wipe
 from moebus.consumers.store.ingest import Ingest, Outcome
 from moebus.consumers.store.tables import FORMAT, Meta, Tables
 from moebus.schemas.record import Clear, Delete, Kind
@@ -19,7 +21,7 @@ from moebus.schemas.rollout import covers
 _KIND_AT = 5
 _RECORD_OVERHEAD = 16_384  # index pages that a record may touch
 RESERVE = 0.05
-"""Part of the map that is kept for deletes."""
+"""Part of the map, or of what the disk leaves of it, that is kept for deletes."""
 _FREE_SLICE = 2_000
 
 
@@ -50,13 +52,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """For statistics and gauges, as of the last commit."""
+    """For statistics and gauges, as of the last commit; `room_bytes`: the map, or what the disk leaves of it, now."""
 
     next_offset: int | None
     now_ms: int
     whole: int
     used_bytes: int
     map_bytes: int
+    room_bytes: int
 
 
 class Partition:
@@ -78,6 +81,7 @@ class Partition:
         self._batch = Batch()
         self._pending: tuple[Delete | Clear, ...] = ()
         self.env = Env(path, map_bytes, sync=sync)
+        self._room = self.env.room_bytes()
         self._meta = self._load(guard)
         self.next_offset = self._meta.next_offset
         self._used = self._measure()
@@ -120,7 +124,8 @@ class Partition:
 
     def figures(self) -> Figures:
         meta = self._meta
-        return Figures(meta.next_offset, meta.now_ms, meta.whole, self._used, self._map_bytes)
+        room = self.env.room_bytes()
+        return Figures(meta.next_offset, meta.now_ms, meta.whole, self._used, self._map_bytes, room)
 
     def apply(self, offset: int, value: bytes | None, now_ms: int) -> Outcome:
         """One record into the open batch. `now_ms`: its append time.
@@ -130,7 +135,7 @@ class Partition:
         """
         size = len(value or b"")
         if not _frees(value) and self._level(size) > 1 - RESERVE:
-            raise StoreFull(f"{self._used} of {self._map_bytes} bytes are in use", lost=False)
+            raise StoreFull(f"{self._used} of {self._room} bytes are in use", lost=False)
         with self._guarded() as ingest:
             outcome = ingest.apply(value, now_ms)
         if outcome.fence is not None:
@@ -161,9 +166,10 @@ class Partition:
         try:
             Tables(self.env, self._txn).put_meta(meta)
             self._txn.commit()
-        except FULL as error:
+        except lmdb.Error as error:
             self.rollback()
-            raise StoreFull(str(error), lost=True) from error
+            self._raise_full(error)
+            raise
         self._meta = meta
         self._reset()  # after the commit: a reader that misses the fence here finds it in the tables
         self._used = self._measure()
@@ -220,12 +226,15 @@ class Partition:
         """The open batch; whatever goes wrong inside, it is dropped, since half of a record may be written."""
         try:
             yield self._begin()
-        except FULL as error:
+        except Exception as error:
             self.rollback()
-            raise StoreFull(str(error), lost=True) from error
-        except Exception:
-            self.rollback()
+            if isinstance(error, lmdb.Error):
+                self._raise_full(error)
             raise
+
+    def _raise_full(self, error: lmdb.Error) -> None:
+        if self.env.is_full(error):
+            raise StoreFull(str(error), lost=True) from error
 
     def _begin(self) -> Ingest:
         if self._ingest is None:
@@ -238,6 +247,7 @@ class Partition:
         self._ingest = None
         self._batch = Batch()
         self._pending = ()
+        self._room = self.env.room_bytes()
 
     def _due(self, tables: Tables, now_ms: int) -> bool:
         rules = self._rules
@@ -248,7 +258,7 @@ class Partition:
         return bool(tables.trash(1)) or any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
 
     def _level(self, size: int) -> float:
-        return (self._used + self._batch.bytes + size + _RECORD_OVERHEAD) / self._map_bytes
+        return (self._used + self._batch.bytes + size + _RECORD_OVERHEAD) / self._room
 
     def _measure(self) -> int:
         with self.env.reading() as txn:

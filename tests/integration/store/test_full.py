@@ -1,7 +1,9 @@
-"""A map that is full: ingest stops and says so, deletes make room, ingest goes on, nothing is lost."""
+"""A map, or a disk, that is full: ingest stops and says so, deletes make room, ingest goes on, nothing is lost."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,3 +94,33 @@ def test_a_restart_while_full(rig: Rig) -> None:
     wider = replace(TIGHT, map_bytes=16 << 20)
     with rig.running(options=wider) as store:
         assert len(held(store)) == 40
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root may mount a small file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_as_a_full_map(small_disk: Path) -> None:
+    rig = Rig(small_disk / "data")
+    attempts = [big(f"r{number}:0:0:0", number) for number in range(1, 61)]
+    rig.put(*attempts)
+    number = rig.partition("g")
+    with rig.running(partitions=(number,), ready=False) as store:
+        wait_until(lambda: number in store.progress.lags() and store.progress.lags()[number].full, what="a full disk")
+        assert store.failure() is None
+        for attempt in attempts[:40]:
+            rig.fence(Delete("run", attempt.header.rollout_id, attempt_id(200)))
+        rig.caught_up(store)
+        assert held(store) == sorted(attempt.header.rollout_id for attempt in attempts[40:])
+        for attempt in attempts[40:]:
+            np.testing.assert_array_equal(read(store, attempt.header.rollout_id), attempt.routes)

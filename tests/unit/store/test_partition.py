@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import lmdb
 import numpy as np
 import pytest
 
 from moebus.consumers.store.decide import Rules
-from moebus.consumers.store.env import EnvClosed
+from moebus.consumers.store.env import Env, EnvClosed
 from moebus.consumers.store.partition import Guard, Partition
 from moebus.consumers.store.view import View, rows_of
 from moebus.schemas.errors import SettingsError
@@ -187,3 +190,23 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="data_dir"):
         open_at(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("error", "free", "full"),
+    [
+        (lmdb.MapFullError("mdb_put: MDB_MAP_FULL"), 1 << 40, True),
+        (lmdb.DiskError("mdb_txn_commit: No space left on device"), 0, True),
+        (lmdb.Error("mdb_txn_commit: Input/output error"), 0, True),
+        (lmdb.Error("mdb_txn_commit: Input/output error"), 1 << 40, False),
+        (lmdb.Error("mdb_txn_commit: Disk quota exceeded"), 1 << 40, True),
+        (lmdb.CorruptedError("mdb_get: MDB_CORRUPTED"), 0, False),
+    ],
+)
+def test_a_write_cut_at_the_end_of_the_disk_is_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: lmdb.Error, free: int, full: bool
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    env = Env(tmp_path, 1 << 20)
+    assert env.is_full(error) is full
+    env.close()
