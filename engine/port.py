@@ -70,6 +70,19 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Participant:
+    """A part of the engine with an executor of its own that a pause has to wait for, such as the one that moves cached
+    blocks between device and host. `in_flight`: transfers under way now; `finished`: since the start; `cut`: names of
+    those that the last pause had to cut at its deadline (nothing wrong is left behind by one)."""
+
+    name: str
+    state: Literal["running", "paused"]
+    in_flight: int
+    finished: int
+    cut: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """The engine as it is now, read from the engine and not from what was asked of it.
 
@@ -86,16 +99,19 @@ class Inspection:
     weights_digest: str | None
     bytes_by_tag: Mapping[Tag, int]
     tainted: bool = False
+    participants: tuple[Participant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PauseResult:
-    """How the drain ended. `idle_confirmed`: the device has finished all queued work."""
+    """How the drain ended. `idle_confirmed`: the device has finished all queued work. `participants`: what else took
+    part."""
 
     aborted: int
     finished: int
     frozen: int
     idle_confirmed: bool
+    participants: tuple[Participant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

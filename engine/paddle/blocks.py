@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -14,16 +15,35 @@ def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return xxhash.xxh3_128_digest(parent + np.asarray(tokens, dtype="<i8").tobytes())
 
 
+class Evicted(NamedTuple):
+    """A cached block that is given out for new content: its number, key, and generation until now."""
+
+    block: int
+    key: bytes
+    generation: int
+
+
+def ignore_evicted(evicted: Sequence[Evicted]) -> None:
+    """What is evicted is gone."""
+
+
 class BlockPool:
     """Blocks with reference counts. A full block may carry a key; without users it then waits in order of last use, to
     be hit or to be evicted. Not thread-safe: the engine's device lock is held around every call.
 
     `generation(b)` grows whenever block b is given out for new content. `epoch` grows with every `reset`: what was
-    computed before must not be registered after it.
+    computed before must not be registered after it. `on_evict` is told before an evicted block is written to.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, salt: str) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        salt: str,
+        on_evict: Callable[[Sequence[Evicted]], None] = ignore_evicted,
+    ) -> None:
         self.block_size = block_size
+        self._on_evict = on_evict
         self.epoch = 0
         self.evictions = 0
         self._refs = [0] * num_blocks
@@ -52,37 +72,55 @@ class BlockPool:
     def generation(self, block: int) -> int:
         return self._generations[block]
 
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], list[bytes]]:
-        """The cached blocks of the longest prefix, and their keys; the caller becomes a user of each.
-
-        Never covers the last token: that one has to be forwarded for its logits.
-        """
+    def prefix_keys(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """The keys of the full blocks at the start of `tokens`, without the last token: that one has to be forwarded
+        for its logits."""
         size, parent = self.block_size, self._root
-        blocks: list[int] = []
-        keys: list[bytes] = []
         for start in range(0, (len(tokens) - 1) // size * size, size):
             parent = chain_key(parent, tokens[start : start + size])
-            block = self._by_key.get(parent)
+            yield parent
+
+    def match(self, tokens: Sequence[int]) -> tuple[list[int], list[bytes]]:
+        """The cached blocks of the longest prefix, and their keys; the caller becomes a user of each."""
+        blocks: list[int] = []
+        keys: list[bytes] = []
+        for key in self.prefix_keys(tokens):
+            block = self.find(key)
             if block is None:
                 break
             blocks.append(block)
-            keys.append(parent)
+            keys.append(key)
+        self.use(blocks)
+        return blocks, keys
+
+    def find(self, key: bytes) -> int | None:
+        """The block that holds the prefix of `key`."""
+        return self._by_key.get(key)
+
+    def use(self, blocks: Sequence[int]) -> None:
+        """The caller becomes a user of blocks that were found."""
         for block in blocks:
             self._refs[block] += 1
             self._idle.pop(block, None)
-        return blocks, keys
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` blocks for new content, evicting cached ones if it must; None (and nothing changed) if too few."""
         if count > self.available:
             return None
-        return [self._give() for _ in range(count)]
+        evicted: list[Evicted] = []
+        blocks = [self._give(evicted) for _ in range(count)]
+        if evicted:
+            self._on_evict(evicted)
+        return blocks
 
-    def _give(self) -> int:
+    def _give(self, evicted: list[Evicted]) -> int:
         if self._free:
             block = self._free.pop()
         else:
             block, _ = self._idle.popitem(last=False)
+            key = self._keys[block]
+            assert key is not None  # idle blocks carry one
+            evicted.append(Evicted(block, key, self._generations[block]))
             self._forget(block)
             self.evictions += 1
         self._given += 1

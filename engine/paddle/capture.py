@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from moebus.engine.paddle.model import Tensor
 from moebus.engine.paddle.runtime import load_paddle
@@ -17,6 +19,15 @@ from moebus.schemas.model_card import ModelCard
 
 class RouteMissing(EngineFailed):
     """A row that a request needs was never captured, or belongs to what the slot held before."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRows:
+    """Rows of a block apart from their slots: `ids` [n, moe_layers, top_k], `valid` and `version` [n]."""
+
+    ids: RouteArray
+    valid: npt.NDArray[np.bool_]
+    version: npt.NDArray[np.int32]
 
 
 class RouteCapture:
@@ -42,6 +53,16 @@ class RouteCapture:
         self._buffer[slots] = ids
         self._generation[slots] = generations
         self._version[slots] = self._versions.index(version)
+
+    def copy_rows(self, slots: Ints, generation: int) -> CapturedRows:
+        """The rows of a block that is leaving its slots."""
+        return CapturedRows(self._buffer[slots], self._generation[slots] == generation, self._version[slots])
+
+    def restore_rows(self, slots: Ints, generation: int, rows: CapturedRows) -> None:
+        """Puts a block's rows into other slots; those that were not valid are not valid there either."""
+        self._buffer[slots] = rows.ids
+        self._generation[slots] = np.where(rows.valid, generation, 0)
+        self._version[slots] = rows.version
 
     def gather(
         self, block_table: Sequence[int], generations: Sequence[int], rows: int

@@ -19,6 +19,7 @@ class ModelConfig:
 
     `intermediate_size` is that of dense layers, `moe_intermediate_size` that of one expert; `shared_experts` (0: none)
     are always on. The KV cache has `num_blocks` blocks of `block_size` tokens; `max_batch` sequences decode at once.
+    `cpu_blocks` more keep, in host memory, what the device had to evict.
 
     Raises:
         InvalidInput: naming the field.
@@ -41,13 +42,15 @@ class ModelConfig:
     block_size: int = 16
     num_blocks: int = 256
     max_batch: int = 16
+    cpu_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise InvalidInput(name, f"{getattr(self, name)} is below 1")
-        if self.shared_experts < 0:
-            raise InvalidInput("shared_experts", f"{self.shared_experts} is negative")
+        for name in ("shared_experts", "cpu_blocks"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(name, f"{getattr(self, name)} is negative")
         if not 0 <= self.first_dense_layers < self.num_layers:
             raise InvalidInput("first_dense_layers", f"{self.first_dense_layers} is not in 0..{self.num_layers - 1}")
         if self.hidden_size % self.num_heads or self.head_dim % 2:

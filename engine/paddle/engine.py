@@ -12,7 +12,6 @@ import numpy.typing as npt
 from moebus.engine.admission import Admission
 from moebus.engine.hooks import Hook, no_hook
 from moebus.engine.options import check_options
-from moebus.engine.paddle.blocks import BlockPool
 from moebus.engine.paddle.capture import RouteCapture
 from moebus.engine.paddle.config import TINY, ModelConfig
 from moebus.engine.paddle.device import Device
@@ -21,6 +20,8 @@ from moebus.engine.paddle.residency import Committed, WeightMemory
 from moebus.engine.paddle.runner import Runner
 from moebus.engine.paddle.scheduler import Scheduler
 from moebus.engine.paddle.sequence import Sequence as Request
+from moebus.engine.paddle.swap import BlockSwap, HostBlock
+from moebus.engine.paddle.tiers import CacheTiers
 from moebus.engine.paddle.weights import Arrays, weights_digest
 from moebus.engine.port import (
     CacheMode,
@@ -91,11 +92,20 @@ class PaddleEngine:
         self._identity = uuid.uuid4().hex
         self._weights = weights
         self._cache = KVCache(config)
-        self._pool = BlockPool(config.num_blocks, config.block_size, weights.committed.version)
         self._capture = RouteCapture(_capture_card(config, self_check), config.num_slots, config.block_size)
+        self._tiers = CacheTiers(
+            config.num_blocks,
+            config.block_size,
+            weights.committed.version,
+            BlockSwap(self._cache, self._capture, config.block_size),
+            cpu_blocks=config.cpu_blocks,
+            hook=self._on_step,
+        )
         self._admission = Admission()
         runner = Runner(config, weights, self._cache, self._capture, self_check=self_check)
-        self._scheduler = Scheduler(runner, self._pool, self._capture, self._admission, config.max_batch, self._on_step)
+        self._scheduler = Scheduler(
+            runner, self._tiers, self._capture, self._admission, config.max_batch, self._on_step
+        )
         self._scheduler.usable = self._usable
 
     @classmethod
@@ -130,6 +140,7 @@ class PaddleEngine:
 
     def inspect(self) -> Inspection:
         admission, weights = self._admission, self._weights
+        swaps = self._tiers.participant(paused=admission.closed)
         with admission.changed:
             return Inspection(
                 paused=admission.closed,
@@ -141,12 +152,13 @@ class PaddleEngine:
                 weights_digest=weights.digest,
                 bytes_by_tag={Tag.WEIGHT: weights.nbytes, Tag.KV_CACHE: self._cache.nbytes},
                 tainted=weights.tainted,
+                participants=() if swaps is None else (swaps,),
             )
 
     @property
-    def pool_evictions(self) -> int:
-        """Cached blocks given up for new content since the start."""
-        return self._pool.evictions
+    def cache(self) -> CacheTiers[HostBlock]:
+        """The prefix cache, for its counters."""
+        return self._tiers
 
     def weights(self) -> Mapping[str, npt.NDArray[np.float32]]:
         """A host copy of the current weights, by name: what a trainer in this process starts from.
@@ -184,7 +196,8 @@ class PaddleEngine:
         self.hook("pause", mode, deadline)
         result = self._admission.pause(mode, deadline, self._scheduler.still)
         self.device.synchronize()
-        return result
+        swaps = self._tiers.drain(deadline)
+        return replace(result, participants=() if swaps is None else (swaps,))
 
     def resume(self) -> None:
         self.hook("resume", "", None)
@@ -206,7 +219,7 @@ class PaddleEngine:
             raise EngineFailed("sleep: frozen requests need the kv_cache; abort them first")
         freed = self._cache.nbytes
         self._cache.release()
-        self._pool.reset(self._weights.committed.version)
+        self._tiers.reset(self._weights.committed.version)
         return freed
 
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
@@ -252,10 +265,10 @@ class PaddleEngine:
             try:
                 self._weights.commit(new, loaded.arrays, self._on_write)
             except EngineTainted:
-                self._pool.reset(staged.version)  # nothing of a mixture may be hit
+                self._tiers.reset(staged.version)  # nothing of a mixture may be hit
                 raise
             if cache == "reset":
-                self._pool.reset(staged.version)
+                self._tiers.reset(staged.version)
         loaded.arrays = None
 
     def discard(self, staged: Staged) -> None:
@@ -269,12 +282,13 @@ class PaddleEngine:
     def reset_cache(self) -> int:
         self.hook("reset_cache", "", None)
         with self._scheduler.device_lock:
-            return self._pool.reset(self._weights.committed.version)
+            return self._tiers.reset(self._weights.committed.version)
 
     def close(self) -> None:
         """Aborts what runs, ends the thread and frees the memory."""
         self._admission.shut_down()
         self._scheduler.join(_JOIN_S)
+        self._tiers.close(_JOIN_S)
         with self._scheduler.device_lock:
             self._weights.sleep("discard", _NEVER)
             self._cache.release()

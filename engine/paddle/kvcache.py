@@ -53,6 +53,21 @@ class KVCache:
         """k and v [N, kv_heads, head_dim] of `slots` int64 [N]."""
         return self._paddle.gather(self._keys[layer], slots), self._paddle.gather(self._values[layer], slots)
 
+    def copy_out(self, slots: Ints) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values of `slots` [N] on the device, [layers, N, kv_heads, head_dim] each."""
+        paddle = self._paddle
+        where = paddle.to_tensor(slots)
+        with paddle.no_grad():
+            keys = paddle.stack([paddle.gather(layer, where) for layer in self._keys])
+            return keys, paddle.stack([paddle.gather(layer, where) for layer in self._values])
+
+    def copy_in(self, slots: Ints, keys: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> None:
+        """What `copy_out` gave, from host memory into `slots`."""
+        where = self._paddle.to_tensor(slots)
+        with self._paddle.no_grad():
+            for layer in range(len(self._keys)):
+                self.write(layer, where, self._paddle.to_tensor(keys[layer]), self._paddle.to_tensor(values[layer]))
+
 
 class PagedAttention:
     """Attention of B sequences with Q new tokens each over their cached ones, through their block tables.

@@ -6,17 +6,18 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from threading import Lock, Thread
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moebus.engine.admission import Admission
 from moebus.engine.hooks import Hook
-from moebus.engine.paddle.blocks import BlockPool
 from moebus.engine.paddle.capture import RouteCapture
 from moebus.engine.paddle.runner import Runner
 from moebus.engine.paddle.sampling import sample
 from moebus.engine.paddle.sequence import Sequence
+from moebus.engine.paddle.tiers import CacheTiers
 from moebus.engine.port import EngineFailed, FinishReason
 from moebus.engine.prompts import route_rows
 
@@ -28,12 +29,19 @@ class Scheduler:
     only for moments. Requests wait, first come first served, until there are blocks for all they may need."""
 
     def __init__(
-        self, runner: Runner, pool: BlockPool, capture: RouteCapture, admission: Admission, max_batch: int, hook: Hook
+        self,
+        runner: Runner,
+        tiers: CacheTiers[Any],
+        capture: RouteCapture,
+        admission: Admission,
+        max_batch: int,
+        hook: Hook,
     ) -> None:
         self.device_lock = Lock()
         self.usable: Callable[[], bool] = lambda: True
         self._runner = runner
-        self._pool = pool
+        self._tiers = tiers
+        self._pool = tiers.pool
         self._capture = capture
         self._admission = admission
         self._max_batch = max_batch
@@ -107,7 +115,7 @@ class Scheduler:
             if not self._waiting or len(self._running) >= self._max_batch:
                 return None
             sequence = self._waiting[0]
-            if sequence.ticket.aborted or not sequence.start(self._pool):
+            if sequence.ticket.aborted or not sequence.start(self._tiers):
                 return None
             self._waiting.popleft()
             self._running.append(sequence)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 import numpy as np
 
 from moebus.engine.admission import Ticket
 from moebus.engine.paddle.blocks import BlockPool, chain_key
+from moebus.engine.paddle.tiers import CacheTiers
 from moebus.engine.port import FinishReason, Generation, Prompt
 from moebus.schemas.dtypes import RouteArray
 
@@ -52,17 +54,15 @@ class Sequence:
         """Positions that will be forwarded at most: all but the last sampled token."""
         return self.prompt_tokens + max(self.prompt.max_tokens, 1) - 1
 
-    def start(self, pool: BlockPool) -> bool:
+    def start(self, tiers: CacheTiers[Any]) -> bool:
         """Takes cached blocks and new ones for all it needs; False, and nothing taken, where there are too few now."""
-        cached, keys = pool.match(self.tokens)
-        fresh = pool.allocate(-(-self.positions_needed() // pool.block_size) - len(cached))
-        if fresh is None:
-            pool.release(cached)
+        taken = tiers.take(self.tokens, self.positions_needed())
+        if taken is None:
             return False
-        self.blocks = cached + fresh
-        self.generations = [pool.generation(block) for block in self.blocks]
-        self.cached = self.computed = len(cached) * pool.block_size
-        self._keys, self._epoch = keys, pool.epoch
+        self.blocks = taken.blocks
+        self.generations = [tiers.pool.generation(block) for block in self.blocks]
+        self.cached = self.computed = len(taken.keys) * tiers.block_size
+        self._keys, self._epoch = taken.keys, tiers.pool.epoch
         return True
 
     def register_full_blocks(self, pool: BlockPool) -> None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moebus.engine.paddle import TINY, ModelConfig, PaddleEngine, full_recompute
-from moebus.engine.port import Generation, Prompt
+from moebus.engine.paddle import TINY, ModelConfig, PaddleEngine
+from tests.support.exact import check_exact
 from tests.support.generate import generate_all, random_prompts, whole
 from tests.support.paddle import needs_paddle
 
@@ -26,29 +26,12 @@ def engine() -> Iterator[PaddleEngine]:
     made.close()
 
 
-def check(engine: PaddleEngine, prompts: list[Prompt], results: list[Generation]) -> int:
-    """Compares routes and log probabilities; returns the token-layers compared."""
-    weights, compared = engine.weights(), 0
-    for prompt, result in zip(prompts, results, strict=True):
-        tokens = whole(prompt, result)
-        routes, logits = full_recompute(engine.config, weights, tokens)
-        assert result.routes is not None
-        assert np.array_equal(result.routes, routes[:-1])
-        shifted = logits - logits.max(axis=-1, keepdims=True)
-        logprobs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-        first = len(prompt.token_ids) - 1
-        expected = logprobs[np.arange(first, len(tokens) - 1), result.token_ids]
-        assert np.abs(expected - result.logprobs).max() < 2e-5
-        compared += result.routes.shape[0] * result.routes.shape[1]
-    return compared
-
-
 def test_without_cache_hits(engine: PaddleEngine) -> None:
     engine.reset_cache()
     prompts = random_prompts(12, (3, 60), TINY.vocab_size, 1, max_tokens=24, temperature=1.0)
     results = generate_all(engine, prompts)
     assert sum(result.cached_tokens for result in results) == 0
-    assert check(engine, prompts, results) > 1000
+    assert check_exact(engine, prompts, results) > 1000
 
 
 def test_a_group_shares_its_prompt(engine: PaddleEngine) -> None:
@@ -60,7 +43,7 @@ def test_a_group_shares_its_prompt(engine: PaddleEngine) -> None:
     results = generate_all(engine, prompts)
     assert sum(result.cached_tokens == 48 for result in results) == 5
     assert len({tuple(result.token_ids.tolist()) for result in results}) == 6
-    check(engine, prompts, results)
+    check_exact(engine, prompts, results)
 
 
 def test_turns_hit_what_decode_filled(engine: PaddleEngine) -> None:
@@ -69,7 +52,7 @@ def test_turns_hit_what_decode_filled(engine: PaddleEngine) -> None:
     draw = np.random.default_rng(4)
     for _ in range(4):
         results = generate_all(engine, prompts)
-        check(engine, prompts, results)
+        check_exact(engine, prompts, results)
         prompts = [
             replace(prompt, token_ids=np.concatenate([whole(prompt, result), draw.integers(0, TINY.vocab_size, 5)]))
             for prompt, result in zip(prompts, results, strict=True)
@@ -78,7 +61,7 @@ def test_turns_hit_what_decode_filled(engine: PaddleEngine) -> None:
     results = generate_all(engine, prompts)
     for prompt, result in zip(prompts, results, strict=True):
         assert result.cached_tokens >= len(prompt.token_ids) - 5 - 1 - 16
-    check(engine, prompts, results)
+    check_exact(engine, prompts, results)
 
 
 def test_with_eviction_and_waiting() -> None:
@@ -92,8 +75,8 @@ def test_with_eviction_and_waiting() -> None:
             for index in range(40)
         ]
         results = generate_all(engine, prompts)
-        check(engine, prompts, results)
-        assert engine.pool_evictions > 10
+        check_exact(engine, prompts, results)
+        assert engine.cache.pool.evictions > 10
         assert sum(result.cached_tokens for result in results) > 100
     finally:
         engine.close()
@@ -119,7 +102,7 @@ def test_other_shapes(config: ModelConfig) -> None:
         prompts = random_prompts(4, (5, 30), config.vocab_size, 7, max_tokens=8)
         for _ in range(2):
             results = generate_all(engine, prompts)
-            check(engine, prompts, results)
+            check_exact(engine, prompts, results)
         assert all(result.cached_tokens > 0 for result in results)
         assert results[0].routes is not None
         assert results[0].routes.dtype == config.card().dtype

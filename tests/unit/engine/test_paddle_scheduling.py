@@ -39,7 +39,7 @@ def engine(gate: Gate) -> Iterator[PaddleEngine]:
 
 def free(engine: PaddleEngine) -> bool:
     """No block is held by anybody."""
-    return engine._pool.available == engine._pool.total
+    return engine.cache.pool.available == engine.cache.pool.total
 
 
 def test_more_requests_than_blocks_and_batch_all_finish(engine: PaddleEngine) -> None:
