@@ -21,7 +21,7 @@ from moebus.producers.gateway.backend import Backend
 from moebus.producers.gateway.bodies import Body, error_body
 from moebus.producers.gateway.legacy import Legacy, legacy_router
 from moebus.producers.gateway.routes import RouteBackend
-from moebus.producers.gateway.strict import BodyLimit, first_problem
+from moebus.producers.gateway.strict import JsonBodies, first_problem
 from moebus.schemas.errors import InvalidInput, MoebusError, RetriableError
 from moebus.schemas.route_errors import RouteError
 
@@ -38,6 +38,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": Body, "description": "No bearer token"},
     403: {"model": Body, "description": "Another bearer token"},
     503: {"model": Body, "description": "No broker, or too many calls under way"},
+    "default": {"model": Body, "description": "The number of what the workers answered, see docs/gateway.md"},
 }
 _log = get_logger(__name__)
 
@@ -68,7 +69,7 @@ def gateway_app(
     app.include_router(fleet.router(backend))
     if route_backend is not None:
         app.include_router(routes.router(backend, route_backend))
-    app.add_middleware(BodyLimit)
+    app.add_middleware(JsonBodies)
     app.add_exception_handler(MoebusError, _moebus_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)

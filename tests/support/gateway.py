@@ -20,6 +20,7 @@ from moebus.observability.http import HttpServer
 from moebus.observability.metrics import Metrics
 from moebus.producers.control import ControlClient
 from moebus.producers.gateway import Backend, Legacy, RouteBackend, gateway_app
+from tests.support.openapi import Described
 from tests.support.wait import wait_until
 
 NAMES = ("worker-1", "worker-2")
@@ -57,11 +58,12 @@ def page(
     routes: RouteBackend | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Iterator[httpx.Client]:
-    """The application behind a real server."""
+    """The application behind a real server; every answer is held against its schema."""
     app = gateway_app(backend, token=None if token is None else SecretStr(token), legacy=legacy, route_backend=routes)
     server = HttpServer(metrics=Metrics(), health=Health(), routes=[Mount("/", app=app)]).start()
     try:
         with httpx.Client(base_url=server.url, timeout=60, trust_env=False, headers=headers) as http:
+            http.event_hooks = {"response": [Described(app.openapi()).check]}
             yield http
     finally:
         server.stop()
