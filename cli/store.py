@@ -13,6 +13,7 @@ from moebus.cli._context import settings_of
 from moebus.cli._service import Service, with_http
 from moebus.observability.parent import exit_with_parent
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.target import check_worker_id
 
 
 def command(
@@ -29,7 +30,9 @@ def command(
     http_host: Annotated[
         str | None, typer.Option("--http-host", help="Address of the page (default 127.0.0.1).")
     ] = None,
-    http_port: Annotated[int | None, typer.Option("--http-port", help="0: a free one, announced in members.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option("--http-port", min=0, max=65535, help="0: a free one, announced in members.")
+    ] = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a route store until SIGTERM: follows the routes topic, persists in LMDB, serves reads over HTTP.
@@ -41,13 +44,13 @@ def command(
     if parent_pid is not None:
         exit_with_parent(parent_pid)
     settings = with_http(settings_of(ctx, service=True), http_host, http_port)
+    member = check_worker_id(store_id or default_id(), "store_id")
     # LMDB and Starlette are imported here: `moebus --help` must not wait for them.
     from moebus.cli._store import StoreService
 
+    followed = read_partitions(partitions)
     service = Service("store", settings)
-    work = StoreService(
-        service, data_dir or settings.store.data_dir, store_id or default_id(), read_partitions(partitions)
-    )
+    work = StoreService(service, data_dir or settings.store.data_dir, member, followed)
     raise typer.Exit(service.run(work.make, work.routes()))
 
 

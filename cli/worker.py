@@ -13,7 +13,7 @@ from moebus.cli._service import Service, with_http
 from moebus.cli.engines import EngineKind, EngineOptions, make_engine
 from moebus.observability.parent import exit_with_parent
 from moebus.schemas.errors import InvalidInput
-from moebus.schemas.target import check_labels
+from moebus.schemas.target import check_labels, check_worker_id
 
 
 def command(
@@ -37,18 +37,22 @@ def command(
     http_host: Annotated[
         str | None, typer.Option("--http-host", help="Address of the page (default 127.0.0.1).")
     ] = None,
-    http_port: Annotated[int | None, typer.Option("--http-port", help="0: a free one, see `moebus workers`.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option("--http-port", min=0, max=65535, help="0: a free one, see `moebus workers`.")
+    ] = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a control worker beside an engine until SIGTERM.
 
     It answers every command whose target matches, serves `/metrics`, `/healthz` and `/readyz`, and takes prompts at
-    `POST /v1/generate`. Without a broker it waits and goes on by itself.
+    `POST /v1/generate`. Without a broker it waits and goes on by itself. Exit code 6: a later worker took over its id.
 
     Example: `moebus worker --engine simulated --worker-id w1 --label role=rollout`
     """
     if parent_pid is not None:
         exit_with_parent(parent_pid)
+    check_worker_id(worker_id)
+    labels = read_labels(label or [])
     settings = with_http(settings_of(ctx, service=True), http_host, http_port)
     roots = tuple(weight_root or settings.worker.weight_roots)
     built, card = make_engine(EngineOptions(engine, seed, version, weights, model_config, roots))
@@ -56,7 +60,7 @@ def command(
     from moebus.cli._worker import WorkerService
 
     service = Service(f"worker {worker_id}", settings)
-    work = WorkerService(service, built, card, worker_id, read_labels(label or []), run or settings.run)
+    work = WorkerService(service, built, card, worker_id, labels, run or settings.run)
     code = service.run(work.make, work.routes())
     built.close()
     if code:

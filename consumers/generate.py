@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,6 +23,7 @@ from moebus.schemas.rollout import check_group, check_rollout_id
 _log = get_logger(__name__)
 _numbers = itertools.count()
 _MAX_BODY = 16 << 20  # 1,000,000 token ids of 16 characters: anything larger is a mistake
+_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class GenerateBody(BaseModel):
@@ -30,15 +31,15 @@ class GenerateBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    token_ids: list[int] = Field(min_length=1)
+    token_ids: list[_TokenId] = Field(min_length=1)
     rollout_id: str | None = None
     choice: int = Field(0, ge=0, le=65535)
     group: str | None = None
     max_tokens: int = Field(16, ge=0)
     temperature: float = Field(0.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int = Field(0, ge=0)
-    stop_token_ids: list[int] = []
+    seed: int = Field(0, ge=0, le=2**63 - 1)
+    stop_token_ids: list[_TokenId] = []
     timeout: float = Field(120.0, gt=0, le=3600)
     wait_routes: bool = False
 

@@ -64,10 +64,10 @@ def parse_target(value: object) -> Target:
     return Target(terms=_terms(text))
 
 
-def check_worker_id(value: str) -> str:
-    """`value` where it can name a worker. Raises InvalidInput, field `worker_id`."""
+def check_worker_id(value: str, field: str = "worker_id") -> str:
+    """`value` where it can name a worker, or a store. Raises InvalidInput, `field`."""
     if not WORKER_ID.fullmatch(value) or value == ALL:
-        raise InvalidInput("worker_id", f"1 to 64 of A-Z a-z 0-9 . _ - are needed (and not 'all'), not {echo(value)}")
+        raise InvalidInput(field, f"1 to 64 of A-Z a-z 0-9 . _ - are needed (and not 'all'), not {echo(value)}")
     return value
 
 

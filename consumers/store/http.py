@@ -65,7 +65,7 @@ class _Pages:
         self._current = current
 
     async def rollout(self, request: Request) -> Response:
-        asked = params.rollout(request.path_params, request.query_params)
+        asked = params.rollout(request.path_params, _query(request))
         answer = await self._wait(asked.question, asked.wait)
         head = answer.header(asked.form)
         headers = {
@@ -80,7 +80,7 @@ class _Pages:
         return StreamingResponse(chain((head, first), body), headers=headers)
 
     async def listing(self, request: Request) -> Response:
-        asked = params.listing(request.query_params)
+        asked = params.listing(_query(request))
         store = self._store()
         found = await run_in_threadpool(store.page, asked.run, asked.prefix, asked.after, asked.limit)
         last = position(found[-1][1]) if len(found) == asked.limit else None
@@ -93,7 +93,7 @@ class _Pages:
         )
 
     async def delete(self, request: Request) -> Response:
-        asked = params.delete(request.query_params)
+        asked = params.delete(_query(request))
         identity, offsets = await run_in_threadpool(
             self._store().delete, asked.run, asked.prefix, asked.epoch, asked.timeout
         )
@@ -105,7 +105,7 @@ class _Pages:
         )  # fmt: skip
 
     async def figures(self, request: Request) -> Response:
-        params.only(request.query_params, ())
+        params.only(_query(request), ())
         store = self._store()
         partitions = {
             str(number): {
@@ -136,6 +136,10 @@ class _Pages:
                     raise
             while store.progress.version == version and store.clock.monotonic() < deadline:
                 await asyncio.sleep(_TICK)
+
+
+def _query(request: Request) -> dict[str, str]:
+    return params.once(request.query_params.multi_items())
 
 
 def _entry(number: int, state: AttemptState) -> dict[str, object]:

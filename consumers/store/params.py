@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from moebus.consumers.store.answers import BodyFormat, Question
@@ -78,6 +78,16 @@ def delete(query: Mapping[str, str]) -> AskedDelete:
     only(query, ("run", "prefix", "epoch", "timeout"))
     run, prefix = check_run(_needed(query, "run")), check_prefix(_needed(query, "prefix"))
     return AskedDelete(run, prefix, _number(query, "epoch", MAX_EPOCH) or 0, _seconds(query, "timeout", 30.0))
+
+
+def once(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The parameters of a query. Raises InvalidInput for one that is given twice: which one is meant?"""
+    query: dict[str, str] = {}
+    for name, value in pairs:
+        if name in query:
+            raise InvalidInput(name, "given twice")
+        query[name] = value
+    return query
 
 
 def only(query: Mapping[str, str], known: tuple[str, ...]) -> None:

@@ -77,6 +77,10 @@ def test_without_a_rollout_id_no_routes_are_published(served: Served) -> None:
         ({"colour": "red"}, "colour"),
         ({"rollout_id": "a", "choice": 70000}, "choice"),
         ({"token_ids": [10**9]}, "token_ids"),
+        ({"token_ids": [1, 10**30]}, "token_ids.1"),
+        ({"token_ids": [-1]}, "token_ids.0"),
+        ({"stop_token_ids": [10**30]}, "stop_token_ids.0"),
+        ({"seed": 10**30}, "seed"),
         ({"rollout_id": "x" * 300}, "rollout_id"),
     ],
 )

@@ -1,0 +1,33 @@
+"""Services that are started wrongly say so before they open anything."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from moebus.cli.main import app
+
+
+@pytest.mark.parametrize("service", [["worker", "--engine", "simulated", "--worker-id", "w1"], ["store"]])
+@pytest.mark.parametrize("port", ["-1", "65536", "x"])
+def test_a_port_that_is_none(service: list[str], port: str) -> None:
+    result = CliRunner().invoke(app, [*service, "--http-port", port])
+    assert result.exit_code == 2
+    assert "--http-port" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["worker", "--engine", "simulated", "--worker-id", "a b"], "worker_id"),
+        (["worker", "--engine", "simulated", "--worker-id", "all"], "worker_id"),
+        (["worker", "--engine", "simulated", "--worker-id", "w1", "--label", "x"], "label"),
+        (["store", "--store-id", "a b"], "store_id"),
+        (["store", "--partitions", "3-1"], "partitions"),
+    ],
+)
+def test_the_option_is_named(arguments: list[str], field: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"moebus: {field}: ")
+    assert "service.started" not in result.output
