@@ -239,7 +239,7 @@ def test_no_store_yet_and_catching_up(tmp_path: Path) -> None:
 
 
 def test_a_parameter_given_twice_is_refused(served: Served) -> None:
-    twice = [("run", "run"), ("prefix", "a"), ("prefix", "b")]
+    twice: list[tuple[str, Any]] = [("run", "run"), ("prefix", "a"), ("prefix", "b")]
     for method in ("GET", "DELETE"):
         response = served.client.request(method, "/v1/routes", params=twice)
         assert served.error(response) == (400, "InvalidInput")
