@@ -131,9 +131,11 @@ class Effects:
         self._log.warning("control.step_failed", str(error), step=type(step).__name__)
         state, code = self.observe(out.state), code_of(error)
         if isinstance(step, Stage):
-            updating = state.phase is Lifecycle.UPDATING and not state.transferring
+            # A process before this one voted with `staged`: that binds until the decision, which may be a commit.
+            bound = state.pending if state.pending == step.offset else None
+            updating = state.phase is Lifecycle.UPDATING and not state.transferring and bound is None
             phase = Lifecycle.PAUSED if updating else state.phase
-            state = replace(state, missed=step.offset, pending=None, phase=phase)
+            state = replace(state, missed=step.offset, pending=bound, phase=phase)
         elif isinstance(step, Commit):
             state, code = self._commit_failed(step.offset, step.args, state, error)
         elif isinstance(step, Transfer) and step.args.step != "init":

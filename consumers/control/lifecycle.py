@@ -342,7 +342,7 @@ def after_step(state: State, step: Step) -> State:
         return _loaded(state, step.args.version, step.offset)
     if isinstance(step, Discard):
         phase = Lifecycle.UPDATING if state.transferring else Lifecycle.PAUSED
-        return replace(state, phase=phase, pending=None)
+        return replace(state, phase=phase, pending=None, missed=None)
     if isinstance(step, Transfer):
         return _after_transfer(state, step)
     return state

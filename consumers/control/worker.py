@@ -264,23 +264,25 @@ class Worker:
         ticket = Ticket.of_update(update, self.shared.clock.now_ms())
         ticket.trace = entry.traceparent
         self.bind_log(ticket)
-        if self.state.pending == update.offset:
+        if self.state.missed == update.offset:
+            self._decided_without_us(entry, update, catching_up)
+        elif self.state.pending == update.offset:
             if self.keeper.dirty:
                 self.keeper.reconcile(open_traffic=False)
             step = Commit(update.offset, update.args) if entry.verdict == "commit" else Discard()
             self.execute(ticket, entry.offset, Run((step,), after_step(self.state, step)), None, str(Method.DECIDE))
-        elif self.state.missed == update.offset:
-            self._decided_without_us(entry, update, catching_up)
 
     def _decided_without_us(self, entry: Entry, update: Update, catching_up: bool) -> None:
         """A commit of what this worker could not stage: it follows now, or is BEHIND. Its answer stands."""
         if entry.verdict == "commit":
             assert update.args is not None
+            phase = Lifecycle.PAUSED if self.state.pending is not None else self.state.phase
             asked = after_step(replace(self.state, fault=None), Commit(update.offset, update.args))
-            self.state = replace(asked, phase=self.state.phase)
+            self.state = replace(asked, phase=phase)
             self.keeper.reconcile(open_traffic=not catching_up)
         else:
-            self.state = replace(self.state, missed=None)
+            gave_up = self.state.pending is not None
+            self.state = after_step(self.state, Discard()) if gave_up else replace(self.state, missed=None)
         self.reporter.applied = max(self.reporter.applied, entry.offset + 1)
         self.reporter.record()
 
@@ -304,7 +306,7 @@ class Worker:
 
     def settle(self) -> None:
         """Stages a pending update again, reconciles, opens, and says so."""
-        if self.state.pending is not None:
+        if self.state.pending is not None and self.state.pending != self.state.missed:
             self.keeper.reconcile(open_traffic=False)
             self._stage_again(self.state.pending)
         self.keeper.reconcile(open_traffic=True)
@@ -320,6 +322,10 @@ class Worker:
             return
         ticket = Ticket.of_update(update, self.shared.clock.now_ms())
         self.bind_log(ticket)
+        answer = self.recall(update.request_id, update.digest)
+        if answer is not None and answer.phase is Phase.DONE:  # it could not stage again, and has said so
+            self.state = replace(self.state, missed=offset)
+            return
         step = Stage(update.offset, update.args)
         expires = max(update.expires_ms or 0, self.shared.clock.now_ms() + GRACE_MS)
         self.execute(ticket, update.offset, Run((step,), after_step(self.state, step)), expires)

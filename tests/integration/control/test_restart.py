@@ -252,6 +252,36 @@ def test_a_crash_while_staging_again(lab: Lab) -> None:
     assert engine.inspect().version == "v2"
 
 
+@pytest.mark.parametrize("point", ["", "after_response", "after_second_state"])
+@pytest.mark.parametrize("decision", ["commit", "void"])
+def test_a_vote_binds_also_where_staging_again_fails(lab: Lab, decision: str, point: str) -> None:
+    """Its first process voted; the second cannot stage and says so. It opens nothing before the decision, follows it,
+    and gives no second answer."""
+    engine = lab.engine()
+    first = lab.host(engine)
+    lab.ask("pause")
+    request_id = lab.send("update_weights", {"version": "v2", "source": lab.file("v2")}, deadline_s=3600)
+    lab.turn()
+    lab.crash(first)
+    lab.silence()
+    engine.fail_next("stage", EngineRefused("disk read error"))
+    fault = CrashAt(point)
+    fault.armed = True
+    if point:
+        second = lab.host(engine, fault=fault, ready=False)
+        with pytest.raises(Crash):
+            lab.turn()
+        lab.crash(second)
+        lab.silence()
+    lab.host(engine)
+    assert lab.ask("resume").code is Code.CONFLICT
+    assert engine.inspect().paused
+    lab.decide(request_id, decision)
+    assert [(answer.code, answer.message) for answer in lab.answers(request_id)] == [(Code.FAILED, "disk read error")]
+    assert engine.inspect().version == ("v2" if decision == "commit" else "initial")
+    assert lab.ask("resume").code is Code.OK
+
+
 def test_a_graceful_leave_is_a_tombstone_and_a_fresh_start(lab: Lab) -> None:
     engine = lab.engine()
     host = lab.host(engine)
