@@ -1,11 +1,13 @@
 """Publishing routes: `RoutingPublisher` and its receipts."""
 
+from moebus.producers.routing.aio import AsyncRoutingPublisher
 from moebus.producers.routing.errors import PublisherClosed, PublisherSuspended, RoutesDropped
 from moebus.producers.routing.publisher import RoutingPublisher
 from moebus.producers.routing.receipt import FenceReceipt, FenceStored, Receipt, RoutingReceipt, Stored
 from moebus.producers.routing.stats import PublisherStats
 
 __all__ = [
+    "AsyncRoutingPublisher",
     "FenceReceipt",
     "FenceStored",
     "PublisherClosed",

@@ -82,6 +82,14 @@ def _process(place: Place, settings: Settings) -> MakeSender:
         on_used: Callable[[int], None],
     ) -> Sender:
         config = ChildConfig.of(settings, options, wire).dump()
-        return ProcessSender(place, lambda: ChildProcess(place.fd, config), options, clock, metrics, counters, on_used)
+        return ProcessSender(
+            place,
+            lambda: ChildProcess(place.fd, place.journal.owner, config),
+            options,
+            clock,
+            metrics,
+            counters,
+            on_used,
+        )
 
     return make

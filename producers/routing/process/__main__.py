@@ -1,4 +1,4 @@
-"""The child of a `RoutingPublisher`: `python -m moebus.producers.routing.process JOURNAL BELL ACKS PARENT`.
+"""The child of a `RoutingPublisher`: `python -m moebus.producers.routing.process JOURNAL BELL ACKS PARENT OWNER`.
 
 Started by the publisher alone: three inherited descriptors and its process id; the rest on standard input.
 """
@@ -6,7 +6,6 @@ Started by the publisher alone: three inherited descriptors and its process id; 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -17,25 +16,27 @@ from moebus.observability.log import configure_logging, get_logger
 from moebus.producers.routing.process.child import Child
 from moebus.producers.routing.process.config import ChildConfig
 from moebus.producers.routing.process.journal import Journal
-from moebus.producers.routing.process.place import CHILD_BYTE
+from moebus.producers.routing.process.place import child_may_start
 
 _log = get_logger(__name__)
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0: everything in the journal is settled; 1: something was left in it, by name in the log."""
+    """Exit code 0: all in the journal is settled; 1: something was left in it, by name in the log; 2: the journal is
+    another publisher's by now."""
     for quiet in (signal.SIGINT, signal.SIGTERM):  # the publisher decides when to end, and its end ends this
         signal.signal(quiet, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # being woken must not push the publisher's thread off its core
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    journal_fd, bell, acks, parent = (int(argument) for argument in arguments)
+    journal_fd, bell, acks, parent = (int(argument) for argument in arguments[:4])
     config = ChildConfig.load(sys.stdin.buffer.readline())
     configure_logging(config.log_level, "text" if config.log_format == "text" else "json")
-    with contextlib.suppress(OSError):  # a killed child that is not quite gone: both only repeat themselves
-        fcntl.lockf(journal_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CHILD_BYTE)
+    journal, clock = Journal(journal_fd), SystemClock()
+    if not child_may_start(journal_fd, journal, bytes.fromhex(arguments[4]), clock):
+        return 2
     broker = open_broker(config.kafka_settings)
     child = Child(
-        Journal(journal_fd), bell, acks, broker, config.wire, SystemClock(),
+        journal, bell, acks, broker, config.wire, clock,
         receipt_timeout=config.receipt_timeout, orphan_seconds=config.orphan_seconds,
         parent_alive=lambda: os.getppid() == parent,
     )  # fmt: skip

@@ -77,9 +77,9 @@ class Journal:
         at = layout.TAIL_AT[self._tails % 2]
         self._map[at : at + layout.TAIL.size] = layout.pack_tail(self._tails, position, seq)
 
-    def set_owner(self, pid: int) -> None:
-        """For people: who writes here. Also takes back a wish to take over."""
-        self._map[layout.OWNER_AT : layout.OWNER_AT + 4] = pid.to_bytes(4, "little")
+    def set_owner(self, owner: bytes) -> None:
+        """8 bytes: who writes here from now on. Takes back a wish to take over."""
+        self._map[layout.OWNER_AT : layout.OWNER_AT + 8] = owner
         self._map[layout.TAKEOVER_AT] = 0
 
     # Reading
@@ -122,9 +122,9 @@ class Journal:
         return position, seq
 
     @property
-    def owner(self) -> int:
-        """Process id of the publisher that writes here, or wrote last."""
-        return int.from_bytes(self._map[layout.OWNER_AT : layout.OWNER_AT + 4], "little")
+    def owner(self) -> bytes:
+        """What `set_owner` wrote last."""
+        return self._map[layout.OWNER_AT : layout.OWNER_AT + 8]
 
     @property
     def takeover(self) -> bool:

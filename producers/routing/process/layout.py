@@ -24,6 +24,7 @@ whatever moment the process was killed at."""
 TAIL_AT = (64, 128)
 TAKEOVER_AT = 192
 OWNER_AT = 200
+"""8 random bytes of the publisher that writes: a child of another one keeps its hands off."""
 
 ENTRY_MAGIC = b"MOEE"
 ENTRY = Struct("<4sBxxxQQQQQII")

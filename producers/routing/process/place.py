@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def open_place(path: Path | None, size: int | None, clock: Clock, wait: float = 
     except BaseException:
         os.close(fd)
         raise
-    journal.set_owner(os.getpid())
+    journal.set_owner(secrets.token_bytes(8))
+    fcntl.lockf(fd, fcntl.LOCK_UN, 1, CHILD_BYTE)
     return Place(fd, path, journal, identity)
 
 
@@ -104,15 +106,27 @@ def _lock(fd: int, path: Path | None, identity: tuple[int, int], clock: Clock, w
 
 
 def _try_lock(fd: int) -> bool:
-    """Both bytes: no publisher has it and no child of one that is gone. The child's byte is given back."""
+    """Both bytes: no publisher has it and no child of one that is gone."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, PARENT_BYTE)
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CHILD_BYTE)
     except OSError:
         fcntl.lockf(fd, fcntl.LOCK_UN, 2, PARENT_BYTE)
         return False
-    fcntl.lockf(fd, fcntl.LOCK_UN, 1, CHILD_BYTE)
     return True
+
+
+def child_may_start(fd: int, journal: Journal, owner: bytes, clock: Clock, wait: float = TAKEOVER_SECONDS) -> bool:
+    """Takes the child's byte for good. False: another child has it, or another publisher the journal."""
+    deadline = clock.monotonic() + wait
+    while True:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CHILD_BYTE)
+            return journal.owner == owner
+        except OSError:
+            if clock.monotonic() >= deadline:
+                return False
+            _look_again.wait(0.1)
 
 
 def _ask_to_leave(fd: int) -> None:

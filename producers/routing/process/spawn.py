@@ -41,8 +41,8 @@ class Running(Protocol):
 class ChildProcess:
     """See `Running`."""
 
-    def __init__(self, journal_fd: int, config: bytes) -> None:
-        """Raises OSError where no process can be started."""
+    def __init__(self, journal_fd: int, owner: bytes, config: bytes) -> None:
+        """`owner`: as it stands in the journal. Raises OSError where no process can be started."""
         bell_read, self._bell = os.pipe()
         self.acks, acks_write = os.pipe()
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class ChildProcess:
         given = (journal_fd, bell_read, acks_write)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, *map(str, given), str(os.getpid())],
+                [sys.executable, "-m", MODULE, *map(str, given), str(os.getpid()), owner.hex()],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=given, env=_environment(),
                 start_new_session=True,  # a Ctrl-C at the terminal is the publisher's business
             )  # fmt: skip

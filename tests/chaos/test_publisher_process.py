@@ -1,0 +1,211 @@
+"""The publisher's process on a real Kafka: kill -9 of the child, of its publisher, of both; a broker that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moebus.broker import open_broker
+from moebus.broker.local import LocalCluster
+from moebus.broker.ports import Broker
+from moebus.broker.topics import Topics, ensure
+from moebus.consumers.reader.assembly import Assembler
+from moebus.observability.metrics import Metrics
+from moebus.producers.routing import AsyncRoutingPublisher, RoutingPublisher
+from moebus.schemas.record import assemble
+from tests.contract.publisher_world import PARTITIONS, read_all
+from tests.support.publisher_program import CARD, RUN, child_pid, publisher, rows_of, settings, submit
+from tests.support.routes import make_routes
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster.start(tmp_path_factory.mktemp("kafka"), die_with_parent=True) as made:
+        yield made
+
+
+@pytest.fixture
+def broker(cluster: LocalCluster) -> Iterator[Broker]:
+    made = open_broker(cluster.bootstrap)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def topics(broker: Broker, topic_prefix: str) -> Topics:
+    names = Topics(topic_prefix)
+    admin = broker.admin()
+    ensure(admin, names, routes_partitions=PARTITIONS)
+    admin.close()
+    return names
+
+
+@contextmanager
+def away(cluster: LocalCluster) -> Iterator[None]:
+    """The broker answers nobody inside the block."""
+    cluster.freeze()
+    try:
+        yield
+    finally:
+        cluster.thaw()
+
+
+def start(mode: str, cluster: LocalCluster, topics: Topics, journal: Path | str, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.publisher_program", mode]
+    return subprocess.Popen(
+        [*command, cluster.bootstrap, topics.prefix, str(journal), str(count)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def child_of(program: subprocess.Popen[str]) -> int:
+    assert program.stdout is not None
+    return int(program.stdout.readline())
+
+
+def new_child(made: RoutingPublisher, before: set[int]) -> int:
+    """Its process id; 0 while there is none."""
+    pid = child_pid(made)
+    return 0 if pid is None or pid in before else pid
+
+
+def gone(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return True
+
+
+def check_arrived_once(broker: Broker, topics: Topics, count: int) -> None:
+    """Who reads the log as a trainer's stream does gets every rollout whole, right and once."""
+    seen: Counter[str] = Counter()
+    assemblers = {partition: Assembler(RUN, 0) for partition in range(PARTITIONS)}
+    for record in read_all(broker, topics):
+        one = assemblers[record.partition].feed(record)
+        if one is None:
+            continue
+        held = [one.chunks[index] for index in range(len(one.chunks))]
+        chunks = [chunk.chunk for chunk in held if chunk.chunk is not None]
+        assert one.end is not None
+        number = int(one.header.rollout_id[1:])
+        routes = assemble(one.end, chunks, [chunk.checksum for chunk in held])
+        assert np.array_equal(routes, make_routes(rows_of(number), CARD, seed=number))
+        seen[one.header.rollout_id] += 1
+    assert seen == Counter(f"r{n}" for n in range(count))
+    assert not any(assembler.tally.spoilt for assembler in assemblers.values())
+
+
+def test_a_killed_child_is_replaced_and_nothing_is_lost_or_doubled(
+    cluster: LocalCluster, broker: Broker, topics: Topics
+) -> None:
+    metrics = Metrics()
+    killed: set[int] = set()
+    with publisher(settings(cluster.bootstrap, topics.prefix, None), metrics=metrics) as made:
+        for round_ in range(3):
+            submit(made, range(round_ * 20, round_ * 20 + 20))
+            pid = wait_until(lambda: new_child(made, killed), 30, "a child")
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        assert made.flush(90), "a killed child may not fail a receipt"
+        assert made.stats().stored == 60
+        wait_until(lambda: made.problem() is None, 30, "a child that is well")
+    assert metrics.value("moebus_routes_publisher_restarts_total") == 3
+    check_arrived_once(broker, topics, 60)
+
+
+def test_a_broker_that_is_away_throughout_the_submits(cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
+    with publisher(settings(cluster.bootstrap, topics.prefix, None)) as made:
+        with away(cluster):
+            submit(made, range(25))
+            assert made.stats().waiting == 25
+            assert not made.flush(1.0)
+        assert made.flush(90)
+    check_arrived_once(broker, topics, 25)
+
+
+def test_a_child_whose_publisher_was_killed_drains_and_ends(
+    cluster: LocalCluster, broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    with away(cluster):
+        program = start("hold", cluster, topics, tmp_path / "journal", 25)
+        child = child_of(program)
+        program.kill()
+        program.communicate()
+    wait_until(lambda: gone(child), 90, "the child to end")
+    check_arrived_once(broker, topics, 25)
+    with publisher(settings(cluster.bootstrap, topics.prefix, tmp_path / "journal")) as made:
+        assert made.stats().recovered == 0, "the child marks what it has settled alone"
+
+
+def test_both_killed_and_the_next_publisher_sends_what_the_journal_holds(
+    cluster: LocalCluster, broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    with away(cluster):
+        program = start("hold", cluster, topics, tmp_path / "journal", 25)
+        child = child_of(program)
+        program.kill()
+        os.kill(child, signal.SIGKILL)
+        program.communicate()
+    with publisher(settings(cluster.bootstrap, topics.prefix, tmp_path / "journal")) as made:
+        assert made.stats().recovered == 25
+        submit(made, range(25, 30))
+        assert made.flush(90)
+    check_arrived_once(broker, topics, 30)
+
+
+def test_a_new_publisher_takes_the_journal_over_from_a_child_left_alone(
+    cluster: LocalCluster, broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    with away(cluster):
+        program = start("hold", cluster, topics, tmp_path / "journal", 10)
+        child = child_of(program)
+        program.kill()
+        program.communicate()
+        made = publisher(settings(cluster.bootstrap, topics.prefix, tmp_path / "journal"))
+        assert made.stats().recovered == 10
+        wait_until(lambda: gone(child), 30, "the old child to leave")
+    assert made.flush(90)
+    assert made.close() == []
+    check_arrived_once(broker, topics, 10)
+
+
+def test_a_program_that_ends_without_close_loses_nothing(cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
+    program = start("leave", cluster, topics, "-", 10)
+    child = child_of(program)
+    program.communicate(timeout=60)
+    wait_until(lambda: gone(child), 90, "the child to end")
+    check_arrived_once(broker, topics, 10)
+
+
+def test_it_works_in_a_daemonic_process(cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
+    program = start("daemonic", cluster, topics, "-", 5)
+    program.communicate(timeout=120)
+    assert program.returncode == 0
+    check_arrived_once(broker, topics, 5)
+
+
+def test_it_works_in_a_thread_of_an_asyncio_program(cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
+    async def main() -> None:
+        made = await AsyncRoutingPublisher.from_settings(
+            card=CARD, settings=settings(cluster.bootstrap, topics.prefix, None), mode="process"
+        )
+        async with made:
+            receipts = [await made.submit(make_routes(rows_of(n), CARD, seed=n), f"r{n}") for n in range(5)]
+            stored = await asyncio.wait_for(asyncio.gather(*receipts), 60)
+            assert [one.ref.rollout_id for one in stored] == [f"r{n}" for n in range(5)]
+            fence = await made.delete("nobody")
+            assert set((await asyncio.wait_for(fence, 60)).positions) == set(range(PARTITIONS))
+
+    asyncio.run(main())
+    check_arrived_once(broker, topics, 5)
