@@ -39,20 +39,23 @@ def command(
         return
     interrupted = _on_signals()
     started = time.monotonic()
-    stage = Stage(fresh_directory(directory), settings, f"demo-{secrets.token_hex(2)}", keep=keep)
+    stage = Stage(
+        fresh_directory(directory), settings, f"demo-{secrets.token_hex(2)}", keep=keep, interrupted=interrupted
+    )
     try:
         from moebus.cli.demo.story import Story  # brings Paddle's package: `moebus --help` must not wait for it
 
         Story(stage).tell()
+        stage.check()
     except BaseException as exc:
         stage.keep = False
-        # What is interrupted may raise an error of its own on its way out.
-        if not interrupted:
-            raise
-        err.print("interrupted: ending everything that was started")
-        raise typer.Exit(130) from exc
-    finally:
+        if interrupted:
+            err.print("interrupted: ending everything that was started")
         stage.close()
+        if interrupted:  # whatever was raised: what is interrupted may raise an error of its own on its way out
+            raise typer.Exit(130) from exc
+        raise
+    stage.close()
     out.print(f"\n[bold]Done[/bold] in {time.monotonic() - started:.0f} s.")
     if keep:
         how_to_look(stage)

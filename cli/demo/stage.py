@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moebus.broker import open_broker
@@ -32,17 +32,26 @@ class NotReady(RetriableError):
 class Stage:
     """Builds everything the story needs; `close` takes it all down again unless `keep`."""
 
-    def __init__(self, directory: Path, settings: Settings, run: str, *, keep: bool) -> None:
+    def __init__(
+        self, directory: Path, settings: Settings, run: str, *, keep: bool, interrupted: Sequence[int] = ()
+    ) -> None:
+        """`interrupted`: the signals that came, filled by their handler."""
         self.directory = directory
         self.run = run
         self.keep = keep
         self._settings = settings
+        self._interrupted = interrupted
         self.topics = Topics(settings.topic_prefix)
         self.broker: Broker
         self.processes: Processes
         self.address = settings.kafka.bootstrap_servers
         self.urls: dict[str, str] = {}
         """Process name -> base URL of its page."""
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if a signal came: Python drops what a handler raises inside some callbacks."""
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def start_kafka(self, progress: Callable[[str], None]) -> str:
         """Uses the broker that the settings name, else starts one of its own. Returns its address."""
@@ -96,24 +105,28 @@ class Stage:
         """Raises NotReady naming `what` after `timeout` seconds, ProcessDied if a process ends meanwhile."""
         deadline = time.monotonic() + timeout
         while not condition():
+            self.check()
             self.processes.check()
             if time.monotonic() > deadline:
                 raise NotReady(f"waited {timeout:.0f} s for {what}; the logs are in {self.directory}")
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Ends everything that was started; with `keep` only this process's connections."""
-        if hasattr(self, "broker"):
-            self.broker.close()
-        if self.keep:
-            return
-        if hasattr(self, "processes"):
-            self.processes.stop()
+        """Ends everything that was started, whatever fails on the way; with `keep` only this process's connections."""
+        with contextlib.ExitStack() as steps:  # runs from the last to the first
+            if not self.keep:
+                steps.callback((self.directory / _STATE).unlink, missing_ok=True)
+                steps.callback(self._stop_kafka)
+                if hasattr(self, "processes"):
+                    steps.callback(self.processes.stop)
+            if hasattr(self, "broker"):
+                steps.callback(self.broker.close)
+
+    def _stop_kafka(self) -> None:
         # Found on disk, not in a field: an interrupt may have come while it was starting.
         cluster = LocalCluster.load(self.directory / "kafka")
         if cluster is not None:
             cluster.stop()
-        (self.directory / _STATE).unlink(missing_ok=True)
 
     def _save(self) -> None:
         state = {"pids": {r.name: r.process.pid for r in self.processes.running}, "urls": self.urls, "run": self.run}

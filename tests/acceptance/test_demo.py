@@ -102,7 +102,7 @@ def test_however_it_ends_nothing_is_left(number: signal.Signals, directory: Path
     _, errors = demo.communicate(timeout=60)
     wait_until(lambda: users_of(directory) == [], 60, "every process to be gone")
     if number is not signal.SIGKILL:
-        assert demo.returncode == 130
+        assert demo.returncode == 130, errors[-3000:]
         assert "Traceback" not in errors
 
 
