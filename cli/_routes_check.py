@@ -14,9 +14,10 @@ import typer
 import xxhash
 
 from moebus.cli._output import JsonFlag, emit, out
-from moebus.cli._routes import Prefix, Run, open_reader, read_card, size_text
+from moebus.cli._routes import Prefix, Run, open_reader, size_text
 from moebus.consumers.reader import RouteBatch
-from moebus.consumers.reader.verify import listed_all, verify
+from moebus.consumers.reader.verify import PATIENCE, listed_all, verify
+from moebus.producers.model_file import read_card
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.rollout import check_prefix
 from moebus.schemas.route_ref import RouteRef
@@ -56,7 +57,7 @@ def verify_command(
     """
     if prefix is not None:
         check_prefix(prefix)
-    card = read_card(model) if model else None
+    card = read_card(model, "--model") if model else None
     checked = bad = size = 0
     with open_reader(ctx, run, card) as reader:
         for one in verify(reader, prefix, limit):
@@ -107,7 +108,7 @@ def export_command(
             if listed.ref.rows == 0:
                 continue  # nothing was forwarded: there is no array
             path = folder / _file_name(listed.ref, "txt" if layout is Layout.sglang else "npy")
-            _write(path, convert(reader.resolve([listed.ref])))
+            _write(path, convert(reader.resolve([listed.ref], wait=PATIENCE)))
             index.write(json.dumps({"file": path.name, **listed.as_dict()}, ensure_ascii=False) + "\n")
             count += 1
     emit(

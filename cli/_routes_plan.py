@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from moebus.cli._output import JsonFlag, emit, out
-from moebus.cli._routes import read_card, size_text
+from moebus.cli._routes import size_text
+from moebus.producers.model_file import read_card
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.sizing import Deployment, Rates, RoutePlan, plan_routes
 
@@ -36,7 +37,7 @@ def plan_command(
 
     Example: `moebus routes plan --model config.json --rollouts 1536 --tokens 32768`
     """
-    card = read_card(model)
+    card = read_card(model, "--model")
     where = Deployment(publishers, stores, replication, step_seconds)
     plan = plan_routes(card, rollouts, tokens, where, Rates(publish_rate, ingest_rate, read_rate))
     if as_json:

@@ -90,6 +90,14 @@ class PublisherSettings(_Section):
     orphan_seconds: float = Field(600.0, ge=0)
 
 
+class FastDeploySettings(_Section):
+    """The drop-in for FastDeploy's routing store. `model`: its `config.json`, where FastDeploy does not hand it over;
+    `epoch`: of what it publishes, for the owner of the run to raise."""
+
+    model: Path | None = None
+    epoch: int = Field(0, ge=0)
+
+
 class WorkerSettings(_Section):
     """The control worker. Weights are read only from below `weight_roots`: paths, or URLs that fsspec reads."""
 
@@ -125,6 +133,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     store: StoreSettings = StoreSettings()
     publisher: PublisherSettings = PublisherSettings()
+    fastdeploy: FastDeploySettings = FastDeploySettings()
     worker: WorkerSettings = WorkerSettings()
     gateway: GatewaySettings = GatewaySettings()
 

@@ -11,6 +11,8 @@ from moebus.consumers.reader.reader import RoutingReader
 from moebus.schemas.route_errors import RouteDeleted, RouteError
 
 PAGE = 1000
+PATIENCE = 10.0
+"""Seconds that a store which just started, or goes over to another, is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def verify(reader: RoutingReader, prefix: str | None, limit: int | None = None) 
         ref = listed.ref
         try:
             group = ref.effective_group
-            found = check_ref(reader.get(ref.rollout_id, ref.choice, ref.attempt, group=group), ref)
+            found = check_ref(reader.get(ref.rollout_id, ref.choice, ref.attempt, group=group, wait=PATIENCE), ref)
         except RouteDeleted:
             continue
         except RouteError as error:
