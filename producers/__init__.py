@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from moebus.producers.control import AsyncControlClient as AsyncControlClient
     from moebus.producers.control import ControlClient as ControlClient
     from moebus.producers.control import FleetError as FleetError
     from moebus.producers.control import FleetPartial as FleetPartial
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from moebus.producers.routing import RoutingReceipt as RoutingReceipt
 
 _HOME = {
+    "AsyncControlClient": "moebus.producers.control",
     "ControlClient": "moebus.producers.control",
     "FleetError": "moebus.producers.control",
     "FleetPartial": "moebus.producers.control",

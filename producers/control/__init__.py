@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moebus.producers.control.aio import AsyncControlClient, AsyncOperation
 from moebus.producers.control.client import ControlClient
 from moebus.producers.control.commands import CallOptions, Commands
 from moebus.producers.control.errors import FleetError, FleetPartial, FleetTimeout, UnknownOperation
@@ -12,6 +13,8 @@ from moebus.producers.control.outcome import Outcome, Status
 from moebus.producers.control.trace import Trace, TraceEvent
 
 __all__ = [
+    "AsyncControlClient",
+    "AsyncOperation",
     "CallOptions",
     "Commands",
     "ControlClient",

@@ -40,7 +40,7 @@ SCAN_SECONDS = 60.0
 _log = get_logger(__name__)
 
 
-class ControlClient(Commands):
+class ControlClient(Commands[Outcome]):
     """Commands a fleet; thread-safe. Connects at the first use, with one reader thread and one writer.
 
     `issuer`: who commands, at most 255 characters, for people (default `user@host/pid`).
@@ -114,18 +114,25 @@ class ControlClient(Commands):
         self, method: Method | str, args: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]
     ) -> Outcome:
         """Appends a command, waits for it and returns its outcome. See `CallOptions`; errors as `Commands`."""
+        operation = self.begin(method, args, options)
         timeout = options.get("timeout", default_timeout(method))
-        operation = self.submit(
+        return self.end(operation, operation.wait(timeout, options.get("progress")), options)
+
+    def begin(self, method: Method | str, args: Mapping[str, Any] | None, options: CallOptions) -> Operation:
+        """The first half of `call`: appends the command. Raises as `submit`."""
+        return self.submit(
             method,
             args,
             target=options.get("target"),
-            deadline_s=timeout,
+            deadline_s=options.get("timeout", default_timeout(method)),
             request_id=options.get("request_id"),
             expect=options.get("expect"),
             run=options.get("run"),
             min_ok=options.get("min_ok"),
         )
-        outcome = operation.wait(timeout, options.get("progress"))
+
+    def end(self, operation: Operation, outcome: Outcome, options: CallOptions) -> Outcome:
+        """The last half of `call`: measures, and raises FleetError unless the outcome is ok or `check=False`."""
         self._measure(outcome, operation.seconds)
         if options.get("check", True) and not outcome.ok:
             raise fleet_error(outcome)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from moebus.broker.errors import BrokerUnavailable, OffsetOutOfRange
 from moebus.broker.ports import Broker, LogAdmin, LogReader, LogRecord, TopicPartition
@@ -25,6 +25,9 @@ _POLL_SECONDS = 0.1
 _SLICE_SECONDS = 0.2
 
 
+Listener = Callable[[], None]
+
+
 class Follower:
     """Reads members from their start, requests and responses from their end at `start`. Thread-safe.
 
@@ -38,6 +41,8 @@ class Follower:
         self._broker = broker
         self.changed = threading.Condition()
         self._watched: dict[str, list[Answers]] = {}
+        self._listeners: dict[int, Listener] = {}
+        self._touched: set[int] = set()
         self._fleet = Fleet()
         self._read_to: dict[TopicPartition, int] = {}
         self._admin: LogAdmin | None = None
@@ -85,9 +90,21 @@ class Follower:
         with self.changed:
             self._watched.setdefault(answers.request.request_id, []).append(answers)
 
+    def listen(self, answers: Answers, listener: Listener) -> None:
+        """`listener` is called on this reader's thread after every change of watched `answers`, and when the reader
+        ends. It must be short."""
+        with self.changed:
+            self._listeners[id(answers)] = listener
+
+    def check(self) -> None:
+        """Raises what ended the reader, if it ended."""
+        if self._failure is not None:
+            raise self._failure
+
     def unwatch(self, answers: Answers) -> None:
         """Stops feeding it. Unknown ones are ignored."""
         with self.changed:
+            self._listeners.pop(id(answers), None)
             request_id = answers.request.request_id
             left = [one for one in self._watched.get(request_id, []) if one is not answers]
             self._watched.pop(request_id, None)
@@ -114,8 +131,7 @@ class Follower:
     def wait_change(self, seconds: float) -> None:
         """Waits for a change, `seconds` at most; `changed` must be held. Raises what ended the reader, if it ended."""
         self.changed.wait(seconds)
-        if self._failure is not None:
-            raise self._failure
+        self.check()
 
     def expected(self, target: Target, offset: int, appended_ms: int) -> tuple[str, ...]:
         """See `Fleet.expected`."""
@@ -142,7 +158,8 @@ class Follower:
             _log.error("control.follower_failed", "the controller reads no more answers", exc=exc)
             with self.changed:
                 self._failure = exc
-                self.changed.notify_all()
+                self._touched.update(self._listeners)
+                self._notify()
 
     def _take(self, records: list[LogRecord], reader: LogReader) -> None:
         with self.changed:
@@ -155,7 +172,15 @@ class Follower:
                 else:
                     self._take_request(record)
             self._read_to = {tp: reader.position(tp) for tp in self._read_to}
-            self.changed.notify_all()
+            self._notify()
+
+    def _notify(self) -> None:
+        self.changed.notify_all()
+        for number in self._touched:
+            listener = self._listeners.get(number)
+            if listener is not None:
+                listener()
+        self._touched.clear()
 
     def _take_response(self, record: LogRecord) -> None:
         if not self._watched:
@@ -166,7 +191,8 @@ class Follower:
             _log.warning("control.bad_answer", f"ignored: {exc}", position=str(record))
             return
         for answers in self._watched.get(response.request_id, ()):
-            answers.add(response, (record.partition, record.offset))
+            if answers.add(response, (record.partition, record.offset)):
+                self._touched.add(id(answers))
 
     def _take_request(self, record: LogRecord) -> None:
         if not self._watched:
@@ -178,7 +204,8 @@ class Follower:
         if request.method is Method.DECIDE:
             for watching in self._watched.values():
                 for answers in watching:
-                    answers.add_decide(request, record.offset)
+                    if answers.add_decide(request, record.offset):
+                        self._touched.add(id(answers))
 
     def _reposition(self, exc: OffsetOutOfRange, reader: LogReader) -> None:
         """Goes on from the start of what is left: retention has passed us, or the topic was made again."""

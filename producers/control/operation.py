@@ -75,24 +75,51 @@ class Operation:
         deadline are waited for `GRACE_SECONDS` more. Then `void` is appended, so that no later joiner repeats the
         command. An update is committed or voided on the way. `progress` sees every answer once, on this thread.
         """
-        limit = self._answers.request.seconds if timeout is None else timeout
-        if math.isinf(limit):  # begin_run has no deadline; waiting for it has
-            limit = DEFAULT_DEADLINE_S
-        update = self._answers.request.method is Method.UPDATE_WEIGHTS
+        limit = self.limit(timeout)
         while True:
-            left = limit - self.seconds
-            self._show(progress)
-            outcome = self.outcome()
-            if update and not self._decided and outcome.decision is None and left > -GRACE_SECONDS:
-                self._settle_update(late=left <= 0)
-            elif outcome.complete and (outcome.decision is not None or not self._decided):
-                self._follower.unwatch(self._answers)
+            outcome = self.turn(limit, progress)
+            if outcome is not None:
                 return outcome
-            elif left <= -GRACE_SECONDS:
-                return self._give_up()
             with self._follower.changed:
                 if len(self._answers.events) == self._shown:
-                    self._follower.wait_change(min(_SLICE_SECONDS, max(left + GRACE_SECONDS, 0.001)))
+                    self._follower.wait_change(min(_SLICE_SECONDS, max(limit - self.seconds + GRACE_SECONDS, 0.001)))
+
+    def limit(self, timeout: float | None) -> float:
+        """Seconds from the acknowledgement that `wait(timeout)` waits for."""
+        limit = self._answers.request.seconds if timeout is None else timeout
+        return DEFAULT_DEADLINE_S if math.isinf(limit) else limit  # begin_run has no deadline; waiting for it has
+
+    def turn(self, limit: float, progress: Progress | None) -> Outcome | None:
+        """One step of `wait`: shows what is new, decides an update that can be decided, gives up when it is time.
+
+        The outcome once it is final or given up, else None. It waits for the acknowledgement of a decision alone.
+        """
+        left = limit - self.seconds
+        self._show(progress)
+        outcome = self.outcome()
+        update = self._answers.request.method is Method.UPDATE_WEIGHTS
+        if update and not self._decided and outcome.decision is None and left > -GRACE_SECONDS:
+            self._settle_update(late=left <= 0)
+        elif outcome.complete and (outcome.decision is not None or not self._decided):
+            self._follower.unwatch(self._answers)
+            return outcome
+        elif left <= -GRACE_SECONDS:
+            return self._give_up()
+        self._follower.check()
+        return None
+
+    @property
+    def deciding(self) -> bool:
+        """Whether this is an update whose decision is not in the log yet, as far as is known here."""
+        return self._answers.request.method is Method.UPDATE_WEIGHTS and self._answers.decision is None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """`listener` is called, on the reader's thread, whenever there may be something for `turn`."""
+        self._follower.listen(self._answers, listener)
+
+    def forget(self) -> None:
+        """Answers are followed no longer. The command stays in the log."""
+        self._follower.unwatch(self._answers)
 
     def _settle_update(self, late: bool) -> None:
         with self._follower.changed:
