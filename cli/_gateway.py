@@ -35,10 +35,14 @@ class GatewayService:
         self._backend = Backend(lambda: self._client)
 
     def routes(self) -> list[BaseRoute]:
-        token = self._service.settings.gateway.token
-        return [
-            Mount("/", app=gateway_app(self._backend, token=token, legacy=self._legacy, route_backend=self._stores))
-        ]
+        app = gateway_app(
+            self._backend,
+            token=self._service.settings.gateway.token,
+            legacy=self._legacy,
+            route_backend=self._stores,
+            metrics=self._service.metrics,
+        )
+        return [Mount("/", app=app)]
 
     def make(self, broker: Broker, url: str) -> Work:
         """Called once the broker answers and its topics are there."""

@@ -47,6 +47,7 @@ HistogramName = Literal[
     "moebus_store_readable_delay_seconds",
     "moebus_store_commit_duration_seconds",
     "moebus_reader_resolve_duration_seconds",
+    "moebus_gateway_request_duration_seconds",
 ]
 Kind = Literal["counter", "gauge", "histogram"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -111,6 +112,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("moebus_store_ingest_stopped", "1 while a partition cannot ingest (disk or map full)", "partition"),
     _counter("moebus_reader_resolved_total", "Rollouts asked for by a reader, by outcome", "outcome"),
     _histogram("moebus_reader_resolve_duration_seconds", "From resolve to a whole batch in memory"),
+    _histogram("moebus_gateway_request_duration_seconds", "One request of the HTTP gateway", "path", "status"),
     _counter("moebus_engine_requests_total", "Requests finished by an in-process engine", "finish_reason"),
     _counter("moebus_engine_tokens_total", "Tokens handled: prompt (computed), cached (prefix hits), output", "kind"),
 )

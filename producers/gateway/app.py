@@ -13,13 +13,14 @@ from starlette.exceptions import HTTPException
 
 from moebus.broker.errors import AppendFailed, RecordTooLarge
 from moebus.observability.log import get_logger
-from moebus.observability.metrics import moebus_version
+from moebus.observability.metrics import Metrics, moebus_version
 from moebus.producers.control import UnknownOperation
 from moebus.producers.gateway import fastdeploy, fleet, routes
 from moebus.producers.gateway.auth import Unauthorized, bearer
 from moebus.producers.gateway.backend import Backend
 from moebus.producers.gateway.bodies import Body, error_body
 from moebus.producers.gateway.legacy import Legacy, legacy_router
+from moebus.producers.gateway.measured import Measured
 from moebus.producers.gateway.routes import RouteBackend
 from moebus.producers.gateway.strict import JsonBodies, first_problem
 from moebus.schemas.errors import InvalidInput, MoebusError, RetriableError
@@ -49,6 +50,7 @@ def gateway_app(
     token: SecretStr | None = None,
     legacy: Legacy | None = None,
     route_backend: RouteBackend | None = None,
+    metrics: Metrics | None = None,
 ) -> FastAPI:
     """The application; mount it behind the pages that every process has.
 
@@ -69,6 +71,7 @@ def gateway_app(
     app.include_router(fleet.router(backend))
     if route_backend is not None:
         app.include_router(routes.router(backend, route_backend))
+    app.add_middleware(Measured, metrics=metrics or Metrics())
     app.add_middleware(JsonBodies)
     app.add_exception_handler(MoebusError, _moebus_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

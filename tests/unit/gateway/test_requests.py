@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import JsonValue, SecretStr
 
+from moebus.observability.metrics import Metrics
 from moebus.producers.gateway import Backend, Legacy, gateway_app, legacy_mode
 from moebus.producers.gateway.fastdeploy import AbortBody, UpdateBody, sleep_args, wakeup_args
 from moebus.producers.gateway.strict import MAX_BODY
@@ -176,3 +177,15 @@ def test_the_legacy_paths_are_off_without_an_engine() -> None:
     for path in ("/clear_load_weight", "/update_model_weight"):
         answer = ask(app, "GET", path)
         assert (answer.status_code, answer.json()["msg"]) == (404, "Dynamic Load Weight Disabled.")
+
+
+def test_requests_are_measured_by_the_path_of_their_route() -> None:
+    metrics = Metrics()
+    app = gateway_app(Backend(lambda: None), metrics=metrics)
+    for path in ("/v1/control/a", "/v1/control/b", "/v1/secret-of-the-caller", "/v1/workers?x=1"):
+        ask(app, "GET", path)
+    name = "moebus_gateway_request_duration_seconds_count"
+    assert metrics.value(name, path="/v1/control/{request_id:path}", status="503") == 2
+    assert metrics.value(name, path="other", status="404") == 1
+    assert metrics.value(name, path="/v1/workers", status="400") == 1
+    assert b"secret-of-the-caller" not in metrics.text()
