@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,17 @@ import pytest
 
 from moebus.broker import open_broker
 from moebus.broker.local import LocalCluster
-from moebus.broker.ports import Broker
+from moebus.broker.ports import Broker, LogRecord
 from moebus.broker.topics import Topics, ensure
 from moebus.consumers.reader.assembly import Assembler
 from moebus.observability.metrics import Metrics
 from moebus.producers.routing import AsyncRoutingPublisher, RoutingPublisher
+from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import assemble
+from tests.contract.publisher_flow import FlowSuite
 from tests.contract.publisher_world import PARTITIONS, read_all
 from tests.support.publisher_program import CARD, RUN, child_pid, publisher, rows_of, settings, submit
+from tests.support.routes import CARD as SMALL_CARD
 from tests.support.routes import make_routes
 from tests.support.wait import wait_until
 
@@ -209,3 +212,39 @@ def test_it_works_in_a_thread_of_an_asyncio_program(cluster: LocalCluster, broke
 
     asyncio.run(main())
     check_arrived_once(broker, topics, 5)
+
+
+class ProcessWorld:
+    """Publishers with a process of their own, on the real Kafka."""
+
+    def __init__(self, cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
+        self._cluster = cluster
+        self._broker = broker
+        self._topics = topics
+
+    def make(
+        self,
+        metrics: Metrics | None = None,
+        *,
+        card: ModelCard | None = SMALL_CARD,
+        on_high_water: Callable[[int, int], object] | None = None,
+        **options: object,
+    ) -> RoutingPublisher:
+        found = settings(self._cluster.bootstrap, self._topics.prefix, None, **options)
+        return RoutingPublisher.from_settings(
+            card=card, settings=found, mode="process", metrics=metrics, on_high_water=on_high_water
+        )
+
+    def records(self) -> list[LogRecord]:
+        return read_all(self._broker, self._topics)
+
+    def outage(self) -> AbstractContextManager[None]:
+        return away(self._cluster)
+
+
+class TestContract(FlowSuite):
+    """Bounds, outages, order, the truth of flush and close, with all parts real."""
+
+    @pytest.fixture
+    def world(self, cluster: LocalCluster, broker: Broker, topics: Topics) -> ProcessWorld:
+        return ProcessWorld(cluster, broker, topics)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sized
+from functools import partial
 
 import pytest
 
@@ -86,3 +88,40 @@ class FlowSuite:
         assert done.exception() is None
         with pytest.raises(PublisherClosed, match="run/late"):
             publisher.submit(make_routes(1), "late")
+
+    def test_a_group_keeps_its_order_and_every_receipt_settles_once(self, world: PublisherWorld) -> None:
+        told: list[str] = []
+        with world.make() as publisher:
+            with world.outage():
+                for number in range(60):
+                    receipt = publisher.submit(make_routes(number % 7), f"a:{number}:0:0")
+                    receipt.add_done_callback(lambda done: told.append(done.name.split(" ")[0]))
+                assert told == []
+            assert publisher.flush(WAIT)
+        assert told == [f"run/a:{number}:0:0#0" for number in range(60)]
+        ends = [record.header.rollout_id for record in decoded(world) if isinstance(record, End)]
+        assert ends == [f"a:{number}:0:0" for number in range(60)]
+
+    def test_a_filling_buffer_is_told_on_another_thread_and_again_only_after_it_fell(
+        self, world: PublisherWorld
+    ) -> None:
+        told: list[tuple[int, int, bool]] = []
+        here = threading.get_ident()
+
+        def tell(used: int, limit: int) -> None:
+            told.append((used, limit, threading.get_ident() == here))
+            raise ValueError("a callback that fails harms nobody")
+
+        with world.make(max_bytes=1 << 20, full="drop", high_water=0.5, on_high_water=tell) as publisher:
+            for round_ in (1, 2):
+                with world.outage():
+                    for number in range(40):
+                        publisher.submit(make_routes(4_000), f"r{round_}-{number}")
+                    wait_until(partial(_has, told, round_), WAIT, "the callback")
+                publisher.flush(WAIT)
+        assert len(told) == 2
+        assert all(used >= limit // 2 and not same for used, limit, same in told)
+
+
+def _has(told: Sized, count: int) -> bool:
+    return len(told) == count
