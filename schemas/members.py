@@ -15,7 +15,7 @@ from moebus.schemas.base import StrictModel
 from moebus.schemas.control_args import WorkerId
 from moebus.schemas.errors import BadRecord, InvalidInput
 from moebus.schemas.headers import HeaderList, build_headers
-from moebus.schemas.jsonwire import decode_object, encode_json, unpack
+from moebus.schemas.jsonwire import decode_object, unpack
 from moebus.schemas.responses import Code, WorkerState
 from moebus.schemas.tags import Tag
 
@@ -109,21 +109,21 @@ def split_key(key: bytes | None) -> tuple[str, bool] | None:
 
 def encode_member(state: MemberState) -> tuple[bytes, HeaderList]:
     """Value and headers. Above 2 KB the reasons are left out. Raises InvalidInput, field `member`: still too large."""
-    value = encode_json(state.model_dump(mode="json", exclude_none=True))
+    value = state.model_dump_json(exclude_none=True).encode()
     if len(value) > MAX_MEMBER_BYTES:
         desired = {name: item for name, item in (state.desired or {}).items() if name != "reason"}
         short = state.model_copy(update={"reason": None, "desired": desired or None})
-        value = encode_json(short.model_dump(mode="json", exclude_none=True))
+        value = short.model_dump_json(exclude_none=True).encode()
     return _bounded(value, state.member_id)
 
 
 def encode_ops(ops: MemberOps) -> tuple[bytes, HeaderList]:
     """Value and headers of the ops record; the oldest are dropped to stay within 2 KB."""
     kept = ops.ops[-MAX_OPS:]
-    value = encode_json(ops.model_copy(update={"ops": kept}).model_dump(mode="json"))
+    value = ops.model_copy(update={"ops": kept}).model_dump_json().encode()
     while len(value) > MAX_MEMBER_BYTES and kept:
         kept = kept[1:]
-        value = encode_json(ops.model_copy(update={"ops": kept}).model_dump(mode="json"))
+        value = ops.model_copy(update={"ops": kept}).model_dump_json().encode()
     return _bounded(value, ops.member_id)
 
 

@@ -12,7 +12,7 @@ from moebus.schemas.base import StrictModel
 from moebus.schemas.control_args import RequestId
 from moebus.schemas.errors import BadRecord, InvalidInput
 from moebus.schemas.headers import HeaderList, build_headers
-from moebus.schemas.jsonwire import decode_object, encode_json, pack, unpack
+from moebus.schemas.jsonwire import decode_object, pack, unpack
 from moebus.schemas.tags import Tag
 
 
@@ -178,8 +178,7 @@ def encode_response(
     response: ControlResponse, *, producer_id: str = "", traceparent: str | None = None
 ) -> tuple[bytes, HeaderList]:
     """Value and headers; the key is the request id in UTF-8. Raises InvalidInput, field `result`: too large."""
-    body = response.model_dump(mode="json", exclude_none=True) | {"message": response.message}
-    value, encoding = pack(encode_json(body), "result")
+    value, encoding = pack(response.model_dump_json(exclude_none=True).encode(), "result")
     headers = build_headers(
         correlation_id=response.request_id,
         producer_id=producer_id or response.worker_id or "moebus",
