@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from moebus.cli._context import Globals
 from moebus.cli._output import JsonFlag, emit, fail
 from moebus.observability.metrics import moebus_version
-from moebus.schemas.errors import MoebusError
+from moebus.schemas.errors import FatalError, MoebusError
 
 _GROUPS = ("broker", "topics", "control", "routes", "dlt")
 _COMMANDS = ("worker", "store", "gateway", "workers", "demo")
@@ -27,6 +27,10 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except MoebusError as exc:
             raise SystemExit(fail(exc)) from exc
+        except OSError as exc:
+            if exc.filename is None:  # not about a file that the user named: where it came from matters
+                raise
+            raise SystemExit(fail(FatalError(f"{exc.filename}: {exc.strerror}"))) from exc
 
 
 app = typer.Typer(

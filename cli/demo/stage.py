@@ -157,11 +157,9 @@ def take_down(directory: Path) -> list[str]:
     ended: list[str] = []
     state = directory / _STATE
     if state.exists():
-        for name, pid in json.loads(state.read_text())["pids"].items():
-            if _is_ours(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-                    ended.append(name)
+        pids = {name: pid for name, pid in json.loads(state.read_text())["pids"].items() if _is_ours(pid)}
+        _end(list(pids.values()))  # before Kafka: they say goodbye through it
+        ended.extend(pids)
         state.unlink()
     cluster = LocalCluster.load(directory / "kafka")
     if cluster is not None and cluster.running():
@@ -170,7 +168,19 @@ def take_down(directory: Path) -> list[str]:
     return ended
 
 
+def _end(pids: Sequence[int]) -> None:
+    """SIGTERM, and SIGKILL to what still runs after a while; returns once they are gone."""
+    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
+        for pid in filter(_is_ours, pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + seconds
+        while any(map(_is_ours, pids)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
 _MARKER = ".moebus-demo"
+_GRACE_SECONDS = 20.0
 
 
 def _is_ours(pid: int) -> bool:

@@ -31,3 +31,11 @@ def test_the_option_is_named(arguments: list[str], field: str) -> None:
     assert result.exit_code == 2
     assert result.stderr.startswith(f"moebus: {field}: ")
     assert "service.started" not in result.output
+
+
+@pytest.mark.parametrize("arguments", [["broker", "up", "--dir"], ["demo", "--dir"]])
+def test_a_folder_that_cannot_be_made(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, [*arguments, "/proc/none/here"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("moebus: /proc/none")
+    assert len(result.stderr.splitlines()) == 1
