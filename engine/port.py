@@ -10,7 +10,7 @@ docstring says otherwise. `deadline` is polled by long operations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -212,7 +212,9 @@ class Engine(Protocol):
 class Prompt:
     """One generation request. `token_ids`: int64 [P], P >= 1. `max_tokens` 0 only prefills (routes of the prompt).
     `temperature` 0 = greedy. `request_id` is unique among the requests in flight (the rollout id plus `#choice` by
-    custom)."""
+    custom). `ignore_eos`: the model's own end tokens do not end it. `on_token(token, logprob)` is called for each
+    sampled token, in order, on the engine's thread: it must be quick and may call nothing of the engine but
+    `abort_requests`; if it raises, the request fails."""
 
     request_id: str
     token_ids: npt.NDArray[np.int64]
@@ -222,6 +224,8 @@ class Prompt:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     capture_routes: bool = True
+    ignore_eos: bool = False
+    on_token: Callable[[int, float], None] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

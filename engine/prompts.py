@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from moebus.engine.port import Prompt
+from moebus.engine.port import EngineFailed, Prompt
 from moebus.schemas.errors import InvalidInput
 
 
@@ -18,6 +19,30 @@ def route_rows(prompt_tokens: int, sampled: int, *, prefilled: bool = True) -> i
     if sampled:
         return prompt_tokens + sampled - 1
     return prompt_tokens if prefilled else 0
+
+
+def choices(prompt: Prompt, count: int) -> list[Prompt]:
+    """`count` samples of one prompt: request ids `id#0`, `id#1`, ..., each with a seed of its own.
+
+    Raises:
+        InvalidInput: `count` is below 1.
+    """
+    if count < 1:
+        raise InvalidInput("n", f"{count} choices; at least one is needed")
+    return [
+        replace(prompt, request_id=f"{prompt.request_id}#{choice}", seed=prompt.seed + choice)
+        for choice in range(count)
+    ]
+
+
+def tell_token(prompt: Prompt, token: int, logprob: float) -> None:
+    """Calls `prompt.on_token`. Raises EngineFailed, with what it raised."""
+    if prompt.on_token is None:
+        return
+    try:
+        prompt.on_token(token, logprob)
+    except Exception as error:
+        raise EngineFailed(f"on_token of {prompt.request_id!r} raised {type(error).__name__}: {error}") from error
 
 
 def check_prompt(prompt: Prompt, vocab_size: int, max_position: int) -> None:

@@ -54,6 +54,10 @@ class RouteCapture:
         self._generation[slots] = generations
         self._version[slots] = self._versions.index(version)
 
+    def no_rows(self) -> RouteArray:
+        """[0, moe_layers, top_k]."""
+        return self._buffer[:0].copy()
+
     def copy_rows(self, slots: Ints, generation: int) -> CapturedRows:
         """The rows of a block that is leaving its slots."""
         return CapturedRows(self._buffer[slots], self._generation[slots] == generation, self._version[slots])

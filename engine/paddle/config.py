@@ -19,7 +19,8 @@ class ModelConfig:
 
     `intermediate_size` is that of dense layers, `moe_intermediate_size` that of one expert; `shared_experts` (0: none)
     are always on. The KV cache has `num_blocks` blocks of `block_size` tokens; `max_batch` sequences decode at once.
-    `cpu_blocks` more keep, in host memory, what the device had to evict.
+    `cpu_blocks` more keep, in host memory, what the device had to evict. `prefill_chunk`: tokens of prompts forwarded
+    a step at most (0: no limit). `eos_token_ids` end a request that does not ignore them.
 
     Raises:
         InvalidInput: naming the field.
@@ -43,14 +44,19 @@ class ModelConfig:
     num_blocks: int = 256
     max_batch: int = 16
     cpu_blocks: int = 0
+    prefill_chunk: int = 0
+    eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise InvalidInput(name, f"{getattr(self, name)} is below 1")
-        for name in ("shared_experts", "cpu_blocks"):
+        for name in ("shared_experts", "cpu_blocks", "prefill_chunk"):
             if getattr(self, name) < 0:
                 raise InvalidInput(name, f"{getattr(self, name)} is negative")
+        for token in self.eos_token_ids:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidInput("eos_token_ids", f"{token} is not in 0..{self.vocab_size - 1}")
         if not 0 <= self.first_dense_layers < self.num_layers:
             raise InvalidInput("first_dense_layers", f"{self.first_dense_layers} is not in 0..{self.num_layers - 1}")
         if self.hidden_size % self.num_heads or self.head_dim % 2:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from moebus.engine.admission import Admission
 from moebus.engine.hooks import Hook, no_hook
 from moebus.engine.options import check_options
+from moebus.engine.paddle.calls import enter_all, wait_all
 from moebus.engine.paddle.capture import RouteCapture
 from moebus.engine.paddle.config import TINY, ModelConfig
 from moebus.engine.paddle.device import Device
@@ -19,7 +20,6 @@ from moebus.engine.paddle.kvcache import KVCache
 from moebus.engine.paddle.residency import Committed, WeightMemory
 from moebus.engine.paddle.runner import Runner
 from moebus.engine.paddle.scheduler import Scheduler
-from moebus.engine.paddle.sequence import Sequence as Request
 from moebus.engine.paddle.swap import BlockSwap, HostBlock
 from moebus.engine.paddle.tiers import CacheTiers
 from moebus.engine.paddle.weights import Arrays, weights_digest
@@ -30,7 +30,6 @@ from moebus.engine.port import (
     EngineFailed,
     EngineRefused,
     EngineTainted,
-    EngineTimeout,
     Generation,
     Inspection,
     Level,
@@ -103,9 +102,7 @@ class PaddleEngine:
         )
         self._admission = Admission()
         runner = Runner(config, weights, self._cache, self._capture, self_check=self_check)
-        self._scheduler = Scheduler(
-            runner, self._tiers, self._capture, self._admission, config.max_batch, self._on_step
-        )
+        self._scheduler = Scheduler(runner, self._tiers, self._capture, self._admission, config, self._on_step)
         self._scheduler.usable = self._usable
 
     @classmethod
@@ -160,6 +157,11 @@ class PaddleEngine:
         """The prefix cache, for its counters."""
         return self._tiers
 
+    @property
+    def preemptions(self) -> int:
+        """How often a request gave its blocks back and was computed again later."""
+        return self._scheduler.lineup.preemptions
+
     def weights(self) -> Mapping[str, npt.NDArray[np.float32]]:
         """A host copy of the current weights, by name: what a trainer in this process starts from.
 
@@ -174,17 +176,22 @@ class PaddleEngine:
     # -- requests
 
     def generate(self, prompt: Prompt, timeout: float) -> Generation:
-        check_prompt(prompt, self.config.vocab_size, min(self.config.max_position, self.config.num_slots))
+        return self.generate_many([prompt], timeout)[0]
+
+    def generate_many(self, prompts: Sequence[Prompt], timeout: float) -> list[Generation]:
+        """All of `prompts` in flight together, results in their order; of equal prompts (`choices`) one is prefilled
+        first and the others find it in the cache.
+
+        Raises:
+            As `generate`; where one fails, the first failure, after all have ended.
+        """
+        for prompt in prompts:
+            check_prompt(prompt, self.config.vocab_size, min(self.config.max_position, self.config.num_slots))
         with self._admission.changed:  # in one go, so that a shutdown meets all of a request or nothing
-            request = Request.of(prompt, self._admission.enter(prompt.request_id))
-            self._scheduler.submit(request)
-        if not request.done.wait(timeout):
-            self._admission.abort_ticket(request.ticket)
-            raise EngineTimeout(f"the request was aborted: it had not finished after {timeout:g} s")
-        if request.error is not None:
-            raise request.error
-        assert request.result is not None
-        return request.result
+            requests = enter_all(self._admission, prompts, self.config.eos_token_ids)
+            for request in requests:
+                self._scheduler.submit(request)
+        return wait_all(self._admission, requests, timeout)
 
     def abort_requests(self, ids: Sequence[str] | None) -> list[str]:
         self.hook("abort_requests", "all" if ids is None else ",".join(ids), None)

@@ -31,25 +31,24 @@ class Runner:
         self._self_check = self_check
         self._decoder = Decoder(config, weights.parameters)
 
-    def forward(self, sequences: Many[Sequence]) -> npt.NDArray[np.float32]:
-        """Forwards what each sequence has not computed yet; logits [B, vocab] after each one's last token.
+    def forward(self, sequences: Many[Sequence], count: int) -> npt.NDArray[np.float32]:
+        """Forwards the next `count` tokens of each sequence; logits [B, vocab] after each one's last of them.
 
         Only when all went well do the sequences count as computed.
         """
         history = [sequence.computed for sequence in sequences]
-        lengths = [len(sequence.tokens) for sequence in sequences]
-        now = [length - start for length, start in zip(lengths, history, strict=True)]
-        rows, positions = step_positions(history, now)
+        lengths = [start + count for start in history]
+        rows, positions = step_positions(history, [count] * len(history))
         tables = [sequence.blocks for sequence in sequences]
         slots = slots_of(tables, rows, positions, self._config.block_size)
         tokens = np.concatenate(
-            [np.asarray(s.tokens[start:], dtype=np.int64) for s, start in zip(sequences, history, strict=True)]
+            [np.asarray(s.tokens[start : start + count], np.int64) for s, start in zip(sequences, history, strict=True)]
         )
         attend = PagedAttention(self._cache, slots, self._seen_slots(tables, lengths), np.asarray(lengths, np.int64))
         step = self._step_capture(sequences, rows, positions, slots)
         with load_paddle().no_grad():  # thread-local
             hidden = self._decoder.hidden(tokens, positions, attend, OwnRouting(self._config, step))
-            last = load_paddle().to_tensor(np.cumsum(now) - 1)
+            last = load_paddle().to_tensor(np.arange(1, len(history) + 1, dtype=np.int64) * count - 1)
             logits: npt.NDArray[np.float32] = self._decoder.logits(load_paddle().gather(hidden, last)).numpy()
         step.finish()
         for sequence, length in zip(sequences, lengths, strict=True):

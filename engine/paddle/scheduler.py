@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Any
@@ -14,19 +13,21 @@ import numpy.typing as npt
 from moebus.engine.admission import Admission
 from moebus.engine.hooks import Hook
 from moebus.engine.paddle.capture import RouteCapture
+from moebus.engine.paddle.config import ModelConfig
+from moebus.engine.paddle.lineup import Lineup
 from moebus.engine.paddle.runner import Runner
 from moebus.engine.paddle.sampling import sample
 from moebus.engine.paddle.sequence import Sequence
 from moebus.engine.paddle.tiers import CacheTiers
 from moebus.engine.port import EngineFailed, FinishReason
-from moebus.engine.prompts import route_rows
 
 _log = logging.getLogger(__name__)
 
 
 class Scheduler:
     """`device_lock` is held during a step and by whoever touches weights, cache or pool otherwise; admission's lock
-    only for moments. Requests wait, first come first served, until there are blocks for all they may need."""
+    only for moments. A step forwards one token of every sequence that decodes, then prompts, of which at most
+    `prefill_chunk` tokens (0: no limit), so that a long prompt does not hold up the others."""
 
     def __init__(
         self,
@@ -34,28 +35,24 @@ class Scheduler:
         tiers: CacheTiers[Any],
         capture: RouteCapture,
         admission: Admission,
-        max_batch: int,
+        config: ModelConfig,
         hook: Hook,
     ) -> None:
         self.device_lock = Lock()
         self.usable: Callable[[], bool] = lambda: True
+        self.lineup = Lineup(tiers, capture, admission.changed, config.max_batch)
         self._runner = runner
         self._tiers = tiers
-        self._pool = tiers.pool
         self._capture = capture
         self._admission = admission
-        self._max_batch = max_batch
+        self._chunk = config.prefill_chunk or config.max_position
         self._hook = hook
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
         self._stepping = False
         self._thread = Thread(target=self._loop, name="moebus-paddle-engine", daemon=True)
         self._thread.start()
 
     def submit(self, sequence: Sequence) -> None:
-        with self._admission.changed:
-            self._waiting.append(sequence)
-            self._admission.changed.notify_all()
+        self.lineup.submit(sequence)
 
     def still(self) -> bool:
         """No step runs. Ask with admission's lock held."""
@@ -78,8 +75,9 @@ class Scheduler:
                     self._hook("step", "", None)
                     self._step()
             except Exception as error:
-                _log.exception("The engine's loop failed; %d requests end", len(self._all()))
-                self._fail(self._all(), error)
+                everyone = self.lineup.everyone()
+                _log.exception("The engine's loop failed; %d requests end", len(everyone))
+                self._fail(everyone, error)
 
     def _next(self) -> bool:
         changed = self._admission.changed
@@ -88,42 +86,48 @@ class Scheduler:
             changed.notify_all()
             changed.wait_for(lambda: self._admission.down or self._any_aborted() or self._may_run())
             self._stepping = True
-            return not (self._admission.down and not self._all())
-
-    def _all(self) -> list[Sequence]:
-        with self._admission.changed:
-            return [*self._running, *self._waiting]
+            return not (self._admission.down and not self.lineup.everyone())
 
     def _any_aborted(self) -> bool:
-        return any(sequence.ticket.aborted for sequence in self._all())
+        return any(sequence.ticket.aborted for sequence in self.lineup.everyone())
 
     def _may_run(self) -> bool:
-        return bool(self._running or self._waiting) and not self._admission.frozen and self.usable()
+        busy = bool(self.lineup.running or self.lineup.waiting)
+        return busy and not self._admission.frozen and self.usable()
 
     def _step(self) -> None:
-        """One token for every running sequence, after that the first one of newly admitted ones."""
         self._end_aborted()
         with self.device_lock:
-            decoding = list(self._running)
-            if decoding:
-                self._forward(decoding)
-            while (sequence := self._admit()) is not None:
-                self._forward([sequence])
+            before = self.lineup.preemptions
+            self._decode()
+            left = self._prefill([one for one in self.lineup.running if one.pending > 1], self._chunk)
+            crowded = self.lineup.preemptions > before  # who just gave up its blocks would take them back at once
+            while left > 0 and not crowded and (new := self.lineup.admit()) is not None:
+                left = self._prefill([new], left)
 
-    def _admit(self) -> Sequence | None:
-        with self._admission.changed:
-            if not self._waiting or len(self._running) >= self._max_batch:
-                return None
-            sequence = self._waiting[0]
-            if sequence.ticket.aborted or not sequence.start(self._tiers):
-                return None
-            self._waiting.popleft()
-            self._running.append(sequence)
-            return sequence
+    def _decode(self) -> None:
+        """One token of every sequence that needs no more to sample the next."""
+        ready = [one for one in self.lineup.running if one.pending == 1]
+        for sequence in ready:
+            if sequence in self.lineup.running:  # an older one may have put it out
+                self.lineup.make_room(sequence)
+        batch = [one for one in ready if one in self.lineup.running]
+        if batch:
+            self._forward(batch, 1)
 
-    def _forward(self, batch: list[Sequence]) -> None:
+    def _prefill(self, sequences: list[Sequence], left: int) -> int:
+        """Forwards up to `left` tokens of these, first ones first; how many may still be."""
+        for sequence in sequences:
+            count = min(sequence.pending, left)
+            if count:
+                self._forward([sequence], count)
+                left -= count
+        return left
+
+    def _forward(self, batch: list[Sequence], count: int) -> None:
+        """The next `count` tokens of each; what has none left is sampled from."""
         try:
-            logits = self._runner.forward(batch)
+            logits = self._runner.forward(batch, count)
         except Exception as error:  # whatever a kernel raises: these requests end, the engine and the others live on
             _log.exception("A step of %d requests failed", len(batch))
             for sequence in batch:
@@ -136,10 +140,16 @@ class Scheduler:
         if not np.isfinite(logits).all():
             self._end(sequence, error=EngineFailed("the model's logits are not finite; check the weights"))
             return
-        sequence.register_full_blocks(self._pool)
+        sequence.register_full_blocks(self._tiers.pool)
+        if sequence.pending:
+            return
         reason: FinishReason | None = "length"
         if sequence.prompt.max_tokens:
-            reason = sequence.add(*sample(logits, sequence.prompt, sequence.sampled))
+            try:
+                reason = sequence.add(*sample(logits, sequence.prompt, sequence.sampled))
+            except EngineFailed as error:
+                self._end(sequence, error=error)
+                return
         if reason is not None:
             self._end(sequence, reason)
 
@@ -150,37 +160,24 @@ class Scheduler:
 
     def _end_aborted(self) -> None:
         with self.device_lock:
-            for sequence in self._all():
+            for sequence in self.lineup.everyone():
                 if sequence.ticket.aborted:
                     self._end(sequence, "abort")
 
     def _end(self, sequence: Sequence, reason: FinishReason = "abort", error: Exception | None = None) -> None:
         """Gathers the routes, and only then gives the blocks back."""
+        sequence.error = error
         if error is None:
             try:
-                self._conclude(sequence, reason)
+                sequence.result = sequence.outcome(reason, self._capture)
             except EngineFailed as failure:
                 sequence.error = failure
-        else:
-            sequence.error = error
-        sequence.release(self._pool)
-        with self._admission.changed:
-            if sequence in self._running:
-                self._running.remove(sequence)
-            else:
-                self._waiting.remove(sequence)
+        self.lineup.remove(sequence)
         self._admission.leave(sequence.ticket, aborted=reason == "abort")
         sequence.done.set()
 
-    def _conclude(self, sequence: Sequence, reason: FinishReason) -> None:
-        rows = route_rows(sequence.prompt_tokens, sequence.sampled, prefilled=sequence.prefilled)
-        routes, versions = self._capture.gather(sequence.blocks, sequence.generations, rows)
-        kept = routes if sequence.prompt.capture_routes else None
-        sequence.result = sequence.outcome(reason, kept, versions)
-
 
 def _step_failed(error: Exception) -> EngineFailed:
-    text = str(error).strip().splitlines() or [
-        type(error).__name__
-    ]  # Paddle's errors carry a C++ trace before the cause
+    # Paddle's errors carry a C++ trace before the cause
+    text = str(error).strip().splitlines() or [type(error).__name__]
     return EngineFailed(f"a step of this request failed ({text[-1].strip()}); send it again")

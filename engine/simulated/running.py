@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moebus.engine.port import FinishReason, Generation, Prompt
-from moebus.engine.prompts import route_rows
+from moebus.engine.prompts import route_rows, tell_token
 from moebus.engine.simulated.config import SimulatedConfig
 from moebus.engine.simulated.oracle import chain, chain_next, chain_root, next_token, routes_of_states
 from moebus.engine.spans import version_spans
@@ -65,6 +65,7 @@ class Running:
         token, logprob = next_token(self._config, self._head, prompt.temperature, prompt.seed)
         self.tokens.append(token)
         self._logprobs.append(logprob)
+        tell_token(prompt, token, logprob)
         if token in prompt.stop_token_ids:
             return "stop"
         return "length" if len(self._logprobs) >= prompt.max_tokens else None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moebus.engine.port import (
+    EngineFailed,
     EngineTimeout,
     Prompt,
 )
@@ -59,6 +60,36 @@ class GenerationRules(EngineRules):
         assert stopped.token_ids.tolist() == free.token_ids[: first + 1].tolist()
         assert stopped.routes is not None
         assert len(stopped.routes) == 20 + first
+
+    def test_tokens_stream_to_a_callback(self, rig: Rig) -> None:
+        told: list[tuple[int, float]] = []
+        result = rig.run(rig.prompt(max_tokens=6, on_token=lambda token, logprob: told.append((token, logprob))))
+        assert [token for token, _ in told] == result.token_ids.tolist()
+        assert np.allclose([logprob for _, logprob in told], result.logprobs)
+        rig.run(rig.prompt(max_tokens=0, on_token=lambda *_: told.clear()))
+        assert len(told) == 6
+
+    def test_a_callback_may_abort_its_request(self, rig: Rig) -> None:
+        told: list[int] = []
+
+        def on_token(token: int, _: float) -> None:
+            told.append(token)
+            if len(told) == 3:
+                assert rig.engine.abort_requests(["r"]) == ["r"]
+
+        result = rig.run(rig.prompt(max_tokens=12, on_token=on_token))
+        assert (result.finish_reason, result.token_ids.tolist()) == ("abort", told)
+        assert result.routes is not None
+        assert len(result.routes) == 22
+
+    def test_a_callback_that_fails_ends_its_request_only(self, rig: Rig) -> None:
+        def on_token(token: int, _: float) -> None:
+            raise ConnectionError("the client went away")
+
+        with pytest.raises(EngineFailed, match=r"on_token of 'r' raised ConnectionError: the client went away"):
+            rig.run(rig.prompt(on_token=on_token))
+        assert rig.engine.inspect().in_flight == 0
+        assert rig.run().finish_reason == "length"
 
     def test_repeats_exactly_with_and_without_prefix_hits(self, rig: Rig) -> None:
         cold, warm = rig.run(), rig.run()

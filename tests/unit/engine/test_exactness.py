@@ -13,6 +13,7 @@ import pytest
 
 from moebus.engine.paddle import TINY, ModelConfig, PaddleEngine
 from tests.support.exact import check_exact
+from tests.support.exact_cases import CASES
 from tests.support.generate import generate_all, random_prompts, whole
 from tests.support.paddle import needs_paddle
 
@@ -26,60 +27,11 @@ def engine() -> Iterator[PaddleEngine]:
     made.close()
 
 
-def test_without_cache_hits(engine: PaddleEngine) -> None:
-    engine.reset_cache()
-    prompts = random_prompts(12, (3, 60), TINY.vocab_size, 1, max_tokens=24, temperature=1.0)
-    results = generate_all(engine, prompts)
-    assert sum(result.cached_tokens for result in results) == 0
-    assert check_exact(engine, prompts, results) > 1000
-
-
-def test_a_group_shares_its_prompt(engine: PaddleEngine) -> None:
-    engine.reset_cache()
-    (one,) = random_prompts(1, (50, 51), TINY.vocab_size, 2)
-    prompts = [
-        replace(one, request_id=f"a#{choice}", seed=choice, temperature=1.0, max_tokens=20) for choice in range(6)
-    ]
-    results = generate_all(engine, prompts)
-    assert sum(result.cached_tokens == 48 for result in results) == 5
-    assert len({tuple(result.token_ids.tolist()) for result in results}) == 6
-    check_exact(engine, prompts, results)
-
-
-def test_turns_hit_what_decode_filled(engine: PaddleEngine) -> None:
-    engine.reset_cache()
-    prompts = random_prompts(4, (20, 40), TINY.vocab_size, 3, max_tokens=20, temperature=0.8)
-    draw = np.random.default_rng(4)
-    for _ in range(4):
-        results = generate_all(engine, prompts)
-        check_exact(engine, prompts, results)
-        prompts = [
-            replace(prompt, token_ids=np.concatenate([whole(prompt, result), draw.integers(0, TINY.vocab_size, 5)]))
-            for prompt, result in zip(prompts, results, strict=True)
-        ]
-    # a block is 16: everything but the last block at most comes from the turn before, output included
-    results = generate_all(engine, prompts)
-    for prompt, result in zip(prompts, results, strict=True):
-        assert result.cached_tokens >= len(prompt.token_ids) - 5 - 1 - 16
-    check_exact(engine, prompts, results)
-
-
-def test_with_eviction_and_waiting() -> None:
-    config = replace(TINY, num_blocks=12, block_size=8, max_batch=4)
-    engine = PaddleEngine.create(config, seed=12)
-    try:
-        bases = random_prompts(6, (20, 30), config.vocab_size, 5)
-        draw = np.random.default_rng(6)
-        prompts = [
-            replace(bases[draw.integers(6)], request_id=f"r{index}", seed=index, temperature=1.0, max_tokens=12)
-            for index in range(40)
-        ]
-        results = generate_all(engine, prompts)
-        check_exact(engine, prompts, results)
-        assert engine.cache.pool.evictions > 10
-        assert sum(result.cached_tokens for result in results) > 100
-    finally:
-        engine.close()
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_is_exact(case: str) -> None:
+    report = CASES[case](1)
+    assert report.compared > 1500
+    assert report.seen > 0, "the case was not about what it is named after"
 
 
 @pytest.mark.parametrize(

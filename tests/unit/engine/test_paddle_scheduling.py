@@ -107,10 +107,10 @@ class Failing:
         self._when = when
         engine._scheduler._runner.forward = self  # type: ignore[method-assign, assignment]
 
-    def __call__(self, batch: Any) -> npt.NDArray[np.float32]:
+    def __call__(self, batch: Any, count: int) -> npt.NDArray[np.float32]:
         if self._when(batch):
             raise RuntimeError("C++ trace\n\nOut of memory")
-        return self._forward(batch)
+        return self._forward(batch, count)
 
 
 def test_a_failed_prefill_ends_that_request_only(engine: PaddleEngine) -> None:
