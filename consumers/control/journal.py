@@ -10,14 +10,14 @@ from moebus.broker.errors import AppendUnknown
 from moebus.broker.ports import LogRecord, LogWriter, OutRecord, Position, Receipt
 from moebus.broker.topics import Topics
 from moebus.consumers.control.broker_time import BrokerClock
+from moebus.consumers.dead_letters import dead_letter
 from moebus.observability.log import get_logger
 from moebus.schemas.control import ControlRequest, encode_request
 from moebus.schemas.errors import RetriableError
-from moebus.schemas.headers import HeaderList, build_headers
+from moebus.schemas.headers import build_headers
 from moebus.schemas.members import MemberOps, MemberState, encode_member, encode_ops, ops_key
 from moebus.schemas.responses import ControlResponse, encode_response
 
-DEAD_LETTER_BYTES = 880_000
 _POLL_S = 0.5
 _log = get_logger(__name__)
 
@@ -108,17 +108,5 @@ class Journal:
         return [OutRecord(self._topics.members, None, key, headers) for key in keys]
 
     def dead_letter(self, record: LogRecord, reason: str, detail: str) -> OutRecord:
-        """The original bytes (cut where too large for a record) under topic/partition/offset."""
-        place = f"{record.topic}/{record.partition}/{record.offset}"
-        headers: HeaderList = build_headers(
-            correlation_id=place, producer_id=self._process, content_type="application/octet-stream"
-        )
-        headers += [("reason", reason.encode()), ("detail", detail[:500].encode("utf-8", "replace"))]
-        headers += [("original-topic", record.topic.encode()), ("original-position", place.encode())]
-        headers.append(("original-key", record.key[:4096] if record.key is not None else None))
-        headers.append(("original-timestamp-ms", str(record.timestamp_ms).encode()))
-        value = record.value
-        if value is not None and len(value) > DEAD_LETTER_BYTES:
-            value = value[:DEAD_LETTER_BYTES]
-            headers.append(("truncated", str(len(record.value or b"")).encode()))
-        return OutRecord(self._topics.dlt, value, place.encode(), headers)
+        """A copy for the dead-letter topic."""
+        return dead_letter(record, self._topics.dlt, reason, detail, self._process)
