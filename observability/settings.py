@@ -21,6 +21,7 @@ from pydantic_settings import (
 from moebus.observability.env_names import unknown_names
 from moebus.observability.log import get_logger
 from moebus.schemas.errors import SettingsError
+from moebus.schemas.record.content import CheckLevel
 
 _PREFIX = "MOEBUS_"
 _log = get_logger(__name__)
@@ -67,6 +68,13 @@ class StoreSettings(_Section):
     open_ttl: float = Field(3600, gt=0)
     keep_ttl: float = Field(86400, gt=0)
     keep: Literal["all", "last_turn"] = "all"
+    checks: CheckLevel = "ids"
+
+
+class ReaderSettings(_Section):
+    """The trainer's reader. `checks`: what it looks at besides what the store has looked at already."""
+
+    checks: CheckLevel = "ids"
 
 
 class PublisherSettings(_Section):
@@ -133,6 +141,7 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     store: StoreSettings = StoreSettings()
     publisher: PublisherSettings = PublisherSettings()
+    reader: ReaderSettings = ReaderSettings()
     fastdeploy: FastDeploySettings = FastDeploySettings()
     worker: WorkerSettings = WorkerSettings()
     gateway: GatewaySettings = GatewaySettings()

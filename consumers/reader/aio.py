@@ -23,6 +23,7 @@ from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.metrics import Metrics
 from moebus.observability.settings import Settings
 from moebus.schemas.model_card import ModelCard
+from moebus.schemas.record import CheckLevel
 from moebus.schemas.route_ref import RouteRef
 
 T = TypeVar("T")
@@ -49,12 +50,13 @@ class AsyncRoutingReader:
         metrics: Metrics | None = None,
         clock: Clock | None = None,
         owns_broker: bool = False,
+        checks: CheckLevel = "ids",
     ) -> None:
         """As `RoutingReader`."""
         self._wrap(
             RoutingReader(
                 broker, topics, run=run, card=card, stores=stores, metrics=metrics, clock=clock,
-                owns_broker=owns_broker,
+                owns_broker=owns_broker, checks=checks,
             ),
             clock,
         )  # fmt: skip

@@ -28,6 +28,7 @@ from moebus.observability.metrics import Metrics
 from moebus.observability.settings import Settings, load_settings
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.model_card import ModelCard
+from moebus.schemas.record import CheckLevel
 from moebus.schemas.rollout import check_group, check_run, default_group, partition_key, rollout_key
 from moebus.schemas.route_errors import (
     AmbiguousAttempt,
@@ -58,11 +59,13 @@ class RoutingReader:
         metrics: Metrics | None = None,
         clock: Clock | None = None,
         owns_broker: bool = False,
+        checks: CheckLevel = "ids",
     ) -> None:
         """`card`: what every rollout has to fit. `stores`: URLs; without them stores are found in the members topic.
-        `owns_broker`: `close` closes the broker too."""
+        `checks`: how closely rows are looked at. `owns_broker`: `close` closes the broker too."""
         self.run = check_run(run)
         self.card = card
+        self.checks: CheckLevel = checks
         self._broker = broker
         self._topics = topics
         self._owns_broker = owns_broker
@@ -100,7 +103,7 @@ class RoutingReader:
         found = settings or load_settings()
         return cls(
             open_broker(found.kafka), Topics(found.topic_prefix), run=run or found.run, card=card, stores=stores,
-            metrics=metrics, owns_broker=True,
+            metrics=metrics, owns_broker=True, checks=found.reader.checks,
         )  # fmt: skip
 
     def resolve(
@@ -210,8 +213,9 @@ class RoutingReader:
         """
         stream = RolloutStream(
             self._broker, self._topics.routes, run=self.run, group=group, idle_timeout=idle_timeout,
-            bases=self._base, check_card=lambda one: check_card(one, self.card), options=options or StreamOptions(),
-            metrics=self._metrics, clock=self._clock, on_close=self._forget,
+            bases=self._base, check_card=lambda one: check_card(one, self.card),
+            options=options or StreamOptions(checks=self.checks), metrics=self._metrics,
+            clock=self._clock, on_close=self._forget,
         )  # fmt: skip
         with self._lock:
             self._streams.append(stream)
@@ -273,7 +277,7 @@ class RoutingReader:
 
     def _counted(self, query: Query, wait: float) -> Rollout:
         try:
-            found = check_card(check_rollout(self._asker.get(query, wait)), self.card)
+            found = check_card(check_rollout(self._asker.get(query, wait), self.checks), self.card)
         except RouteError as exc:
             self._metrics.inc("moebus_reader_resolved_total", outcome=exc.name)
             raise

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import InvalidInput
-from moebus.schemas.record import Status, Versions, check_ids
+from moebus.schemas.record import CheckLevel, Status, Versions, check_content
 from moebus.schemas.route_errors import RouteCorrupt
 from moebus.schemas.route_ref import RouteRef
 
@@ -30,8 +30,9 @@ class Rollout:
     start: int = 0
 
 
-def check_rollout(rollout: Rollout) -> Rollout:
-    """`rollout` itself, once its ids were looked at: below the expert count, none twice in a top-k, the shape right.
+def check_rollout(rollout: Rollout, checks: CheckLevel = "ids") -> Rollout:
+    """`rollout` itself, once its ids were looked at: as closely as `checks` says; the shape is always
+    looked at.
 
     Raises:
         RouteCorrupt: naming the rollout and what is wrong.
@@ -41,7 +42,7 @@ def check_rollout(rollout: Rollout) -> Rollout:
         want = [rollout.ref.rows, len(rollout.layers), rollout.top_k]
         raise RouteCorrupt(f"{rollout.ref.key}: shape {list(routes.shape)} where {want} is said")
     try:
-        check_ids(routes, rollout.num_experts)
+        check_content(routes, rollout.num_experts, checks)
     except InvalidInput as exc:
         raise RouteCorrupt(f"{rollout.ref.key}: {exc.reason}") from None
     return rollout

@@ -18,6 +18,7 @@ from moebus.consumers.reader.whole import BaseSource, CardCheck, make_rollout
 from moebus.observability.clock import Clock
 from moebus.observability.log import get_logger
 from moebus.observability.metrics import Metrics
+from moebus.schemas.record import CheckLevel
 from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, RouteNeverComing
 
 POLL_SECONDS = 0.5
@@ -30,12 +31,14 @@ _log = get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """`max_open_bytes`: record bytes of rollouts that are not whole yet; above it their chunks are read again at the
-    END. `commit_interval`: seconds between commits. `base_wait`: seconds that a store gets to have a base."""
+    END. `commit_interval`: seconds between commits. `base_wait`: seconds that a store gets to have a base. `checks`:
+    how closely rows are looked at."""
 
     max_open_bytes: int = 256 << 20
     commit_interval: float = 0.5
     base_wait: float = 30.0
     session_timeout: float = 10.0
+    checks: CheckLevel = "ids"
 
 
 class RolloutStream:
@@ -209,7 +212,8 @@ class RolloutStream:
     def _rollout(self, tp: TopicPartition, attempt: Open) -> Rollout:
         evicted = sorted((held.offset, held.checksum) for held in attempt.chunks.values() if held.chunk is None)
         again = self._refetcher.fetch(tp, evicted, REFETCH_SECONDS) if evicted else {}
-        return check_rollout(self._check_card(make_rollout(attempt, again, self._bases, self._options.base_wait)))
+        rollout = make_rollout(attempt, again, self._bases, self._options.base_wait)
+        return check_rollout(self._check_card(rollout), self._options.checks)
 
     def _set_aside(self, partition: Claim, attempt: Open, why: Exception) -> None:
         with self._lock:

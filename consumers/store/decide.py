@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from moebus.consumers.store.state import AttemptState, ChunkInfo, Owner, Part, Shape, cut
-from moebus.schemas.record import Base, Chunk, End, Header, whole_checksum
+from moebus.schemas.record import Base, CheckLevel, Chunk, End, Header, whole_checksum
 
 Verdict = Literal["stored", "completed", "duplicate", "refused", "late", "spoilt", "quarantined"]
 """stored, completed: taken. duplicate: held already. refused: a delete, a clear or a later turn came first. late: other
@@ -49,12 +49,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How long things live, in milliseconds of the broker's clock, and what a new turn does to the one before."""
+    """How long things live, in milliseconds of the broker's clock, what a new turn does to the one before, and how
+    closely rows are looked at."""
 
     open_ttl_ms: int = 3_600_000
     keep_ttl_ms: int = 86_400_000
     fence_ttl_ms: int = 172_800_000
     last_turn: bool = False
+    checks: CheckLevel = "ids"
 
 
 def decide(record: Chunk | End, checksum: int, now_ms: int, facts: Facts, rules: Rules) -> Decision:
@@ -69,7 +71,7 @@ def decide(record: Chunk | End, checksum: int, now_ms: int, facts: Facts, rules:
         if now_ms - held.at_ms > rules.open_ttl_ms:  # whether or not it was swept yet
             return _begin(record, checksum, now_ms, facts, rules, held)
         assert facts.owner is not None
-        return _go_on(record, checksum, now_ms, held, facts.owner, facts.fault)
+        return _go_on(record, checksum, now_ms, held, facts.owner, facts.fault, rules.checks)
     if held.state == "whole":
         return _after_the_end(record, checksum, held, facts.owner)
     return Decision("refused" if held.state == "gone" else "late", held.reason)
@@ -91,7 +93,7 @@ def _begin(
         parts, shape = cut(facts.base.parts, base.rows), facts.base.shape
     owner = Owner(facts.next_owner, 1, record.header.attempt)
     fresh = AttemptState(record.header, "open", owner.number, now_ms, parts, shape)
-    taken = _go_on(record, checksum, now_ms, fresh, owner, facts.fault)
+    taken = _go_on(record, checksum, now_ms, fresh, owner, facts.fault, rules.checks)
     if taken.verdict == "spoilt":  # it never held anything
         return replace(taken, release=old, owner=None)
     return replace(taken, release=old, pin=parts)
@@ -116,7 +118,13 @@ def base_fault(header: Header, base: Base, held: AttemptState | None, oldest_ms:
 
 
 def _go_on(
-    record: Chunk | End, checksum: int, now_ms: int, held: AttemptState, owner: Owner, fault: str | None
+    record: Chunk | End,
+    checksum: int,
+    now_ms: int,
+    held: AttemptState,
+    owner: Owner,
+    fault: str | None,
+    checks: CheckLevel,
 ) -> Decision:
     wrong = fault or _contradiction(record, checksum, held, owner)
     if wrong is not None:
@@ -130,15 +138,15 @@ def _go_on(
         chunks = tuple(sorted((*owner.chunks, info), key=lambda chunk: chunk.index))
         shape = _shape(record)
         owner, held = replace(owner, shape=shape, chunks=chunks), replace(held, shape=shape)
-    return _settle(replace(held, at_ms=now_ms), owner, isinstance(record, Chunk), now_ms)
+    return _settle(replace(held, at_ms=now_ms), owner, isinstance(record, Chunk), now_ms, checks)
 
 
-def _settle(held: AttemptState, owner: Owner, blob: bool, now_ms: int) -> Decision:
+def _settle(held: AttemptState, owner: Owner, blob: bool, now_ms: int, checks: CheckLevel) -> Decision:
     """Whole, if nothing is missing any more."""
     end = held.end
     if end is None or len(owner.chunks) < end.chunks:
         return Decision("stored", "", held, owner, blob=blob)
-    wrong = _misfit(end, owner)
+    wrong = _misfit(end, owner) or (other_card(end, owner) if checks != "off" else None)
     if wrong is not None:
         return Decision("spoilt", wrong, held.ended("spoilt", wrong, now_ms), release=held)
     own = end.header.own_start
@@ -157,6 +165,13 @@ def _misfit(end: End, owner: Owner) -> str | None:
     if whole_checksum(chunk.checksum for chunk in owner.chunks) != end.checksum:
         return "whole_checksum"
     return None
+
+
+def other_card(end: End, owner: Owner) -> str | None:
+    """Where the layers, top-k or experts of the chunks are not those of the model card that the END names."""
+    if end.card_digest is None or owner.shape is None or owner.shape.card.digest == end.card_digest:
+        return None
+    return "other_card"
 
 
 def _contradiction(record: Chunk | End, checksum: int, held: AttemptState, owner: Owner) -> str | None:

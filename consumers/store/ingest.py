@@ -9,7 +9,7 @@ from moebus.consumers.store.removal import Removal, superseded
 from moebus.consumers.store.state import AttemptState, Owner
 from moebus.consumers.store.tables import Meta, Tables
 from moebus.schemas.errors import BadRecord, InvalidInput
-from moebus.schemas.record import Chunk, Clear, Delete, End, check_ids, decode, stored_checksum, unpack
+from moebus.schemas.record import CheckLevel, Chunk, Clear, Delete, End, check_content, decode, stored_checksum, unpack
 from moebus.schemas.rollout import RolloutKey, structured
 
 
@@ -53,7 +53,7 @@ class Ingest:
         held = self._tables.attempt(header.key, header.attempt)
         owner = self._tables.owner(held.owner) if held is not None and held.owner else None
         barrier = self._barrier(record)
-        fault = _fault(record) if barrier is None else None
+        fault = _fault(record, self._rules.checks) if barrier is None else None
         facts = Facts(held, owner, self._base(record), barrier, fault, self.meta.owners + 1)
         decision = decide(record, stored_checksum(value), now_ms, facts, self._rules)
         self._write(decision, held, record, value)
@@ -99,12 +99,12 @@ class Ingest:
         self.meta = replace(self.meta, owners=max(self.meta.owners, owner.number))
 
 
-def _fault(record: Chunk | End) -> str | None:
+def _fault(record: Chunk | End, checks: CheckLevel) -> str | None:
     """What is wrong with the rows of a chunk."""
-    if isinstance(record, End):
+    if isinstance(record, End) or checks == "off":
         return None
     try:
-        check_ids(unpack(record), record.num_experts)
+        check_content(unpack(record), record.num_experts, checks)
     except BadRecord as error:
         return error.reason
     except InvalidInput:

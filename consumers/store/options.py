@@ -23,7 +23,7 @@ class StoreOptions:
     @classmethod
     def of(cls, settings: StoreSettings) -> StoreOptions:
         open_ms, keep_ms = int(settings.open_ttl * 1000), int(settings.keep_ttl * 1000)
-        rules = Rules(open_ms, keep_ms, last_turn=settings.keep == "last_turn")
+        rules = Rules(open_ms, keep_ms, last_turn=settings.keep == "last_turn", checks=settings.checks)
         return cls(settings.map_bytes, settings.commit_interval, settings.commit_bytes, rules)
 
     @property

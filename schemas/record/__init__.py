@@ -10,6 +10,7 @@ from moebus.schemas.record.chunking import (
     merge_versions,
 )
 from moebus.schemas.record.codec import check_ids, pack, unpack
+from moebus.schemas.record.content import CheckLevel, check_content
 from moebus.schemas.record.decode import REASONS, decode
 from moebus.schemas.record.encode import encode
 from moebus.schemas.record.types import (
@@ -30,6 +31,7 @@ from moebus.schemas.record.types import (
 __all__ = [
     "REASONS",
     "Base",
+    "CheckLevel",
     "Chunk",
     "Clear",
     "CodecName",
@@ -42,6 +44,7 @@ __all__ = [
     "Status",
     "Versions",
     "assemble",
+    "check_content",
     "check_ids",
     "check_routes",
     "chunk_rows",
