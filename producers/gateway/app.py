@@ -102,8 +102,10 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     return await _moebus_error(request, first_problem(error.errors()))
 
 
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if error.status_code == 400:  # the framework's word for a body that its JSON reader gives up on
+        return await _moebus_error(request, InvalidInput("body", "JSON that cannot be read, nested too deeply perhaps"))
     return JSONResponse(error_body("Http", str(error.detail)), error.status_code, headers=error.headers)
 
 

@@ -13,14 +13,14 @@ from moebus.producers.control.operation import Operation
 from moebus.producers.gateway.calls import Calls
 from moebus.schemas.control import Expect
 from moebus.schemas.control_args import Method
-from moebus.schemas.errors import RetriableError
+from moebus.schemas.errors import InvalidInput, RetriableError
 from moebus.schemas.responses import Lifecycle
 
 MAX_OPERATIONS = 256
 MAX_READS = 32
 SETTLE_SECONDS = 1.0
 """How long `is_paused` waits for an operation under way before it tells how things stand in its middle."""
-_SETTLE_STEP = 0.02
+_SETTLE_STEP = 0.05
 _CLOSED = frozenset({Lifecycle.PAUSED, Lifecycle.UPDATING, Lifecycle.TAINTED, Lifecycle.BEHIND})
 
 
@@ -90,17 +90,22 @@ class Backend:
 
 
 def _submit(client: ControlClient, wanted: Wanted) -> Operation:
-    return client.submit(
-        wanted.method,
-        wanted.args,
-        target=wanted.target,
-        deadline_s=wanted.timeout,
-        request_id=wanted.request_id,
-        expect=wanted.expect,
-        run=wanted.run,
-        min_ok=wanted.min_ok,
-        traceparent=wanted.traceparent,
-    )
+    try:
+        return client.submit(
+            wanted.method,
+            wanted.args,
+            target=wanted.target,
+            deadline_s=wanted.timeout,
+            request_id=wanted.request_id,
+            expect=wanted.expect,
+            run=wanted.run,
+            min_ok=wanted.min_ok,
+            traceparent=wanted.traceparent,
+        )
+    except InvalidInput:
+        raise
+    except ValueError as error:  # 1e999 is JSON, and no number that JSON can be made of again
+        raise InvalidInput("args", f"{str(error)[:1].lower()}{str(error)[1:]}") from error
 
 
 def _patience(wanted: Wanted) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
 from pydantic import Field, JsonValue
 
 from moebus.producers.gateway.backend import Backend, Wanted
 from moebus.producers.gateway.bodies import Body, control_body, error_body
 from moebus.producers.gateway.idempotency import Caller, Identity
-from moebus.producers.gateway.strict import no_body, only
+from moebus.producers.gateway.strict import json_object, no_body, only
 from moebus.schemas.base import StrictModel
 from moebus.schemas.control import MAX_DEADLINE_S
 from moebus.schemas.control_args import CacheMode, Method
@@ -21,6 +21,7 @@ from moebus.schemas.tags import parse_tags
 Tags = Annotated[str | None, Query(description="weight, kv_cache, separated by a comma; both where it is left out")]
 _WHOLE = [Depends(no_body)]
 _NO_QUERY = [Depends(only())]
+_OBJECT = [Depends(json_object), *_NO_QUERY]
 
 
 class UpdateBody(StrictModel):
@@ -119,12 +120,12 @@ def _with_tags(pages: APIRouter, backend: Backend) -> None:
 
 
 def _with_body(pages: APIRouter, backend: Backend) -> None:
-    @pages.post("/v1/update_weights", response_model=Body, dependencies=_NO_QUERY)
-    async def update_weights(request: Request, caller: Caller, body: UpdateBody) -> JSONResponse:
+    @pages.post("/v1/update_weights", response_model=Body, dependencies=_OBJECT)
+    async def update_weights(caller: Caller, body: UpdateBody) -> JSONResponse:
         """New weights on every worker or on none."""
         return JSONResponse(*await command(backend, caller, Method.UPDATE_WEIGHTS, body.args(), body.timeout))
 
-    @pages.post("/v1/abort_requests", response_model=Body, dependencies=_NO_QUERY)
+    @pages.post("/v1/abort_requests", response_model=Body, dependencies=_OBJECT)
     async def abort_requests(caller: Caller, body: AbortBody) -> JSONResponse:
         """Ends these requests, or every one."""
         return JSONResponse(*await command(backend, caller, Method.ABORT_REQUESTS, body.args()))

@@ -13,7 +13,7 @@ from moebus.producers.control.outcome import position_text
 from moebus.producers.gateway.backend import Backend, Wanted
 from moebus.producers.gateway.bodies import Accepted, Body, History, OutcomeBody, Workers, outcome_body
 from moebus.producers.gateway.idempotency import KEY, Caller, Identity
-from moebus.producers.gateway.strict import only
+from moebus.producers.gateway.strict import json_object, only
 from moebus.schemas.base import StrictModel
 from moebus.schemas.control import Expect
 from moebus.schemas.errors import FatalError, InvalidInput
@@ -85,7 +85,9 @@ def _workers(pages: APIRouter, backend: Backend) -> None:
 
 
 def _control(pages: APIRouter, backend: Backend) -> None:
-    @pages.post("/v1/control", response_model=Accepted, status_code=202, dependencies=[Depends(only())])
+    @pages.post(
+        "/v1/control", response_model=Accepted, status_code=202, dependencies=[Depends(json_object), Depends(only())]
+    )
     async def issue(caller: Caller, body: ControlBody) -> JSONResponse:
         """Issues any command and returns once it is in the log; its outcome is at `/v1/control/{id}`."""
         operation = await backend.start(body.wanted(caller))

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moebus.producers.gateway.bodies import error_body
 from moebus.schemas.base import echo
-from moebus.schemas.errors import InvalidInput
+from moebus.schemas.errors import BadRecord, InvalidInput
+from moebus.schemas.jsonwire import decode_object
 
 MAX_BODY = 16 << 20
 Check = Callable[[Request], Awaitable[None]]
@@ -33,10 +34,23 @@ def only(*known: str) -> Check:
     return check
 
 
+async def json_object(request: Request) -> None:
+    """A dependency of paths that take a body: one JSON object, no field twice, no number that JSON does not have."""
+    raw = await request.body()
+    if not raw.strip():
+        raise InvalidInput("body", "missing")
+    try:
+        decoded = decode_object(raw)
+    except BadRecord as error:
+        raise InvalidInput("body", error.detail) from None
+    if decoded.faults:
+        raise InvalidInput(*decoded.faults[0])
+
+
 async def no_body(request: Request) -> None:
     """A dependency of paths that take no body; an empty object counts as none."""
     raw = (await request.body()).strip()
-    if not raw:
+    if raw in (b"", b"{}", b"null"):
         return
     try:
         found = json.loads(raw)
@@ -44,7 +58,7 @@ async def no_body(request: Request) -> None:
         raise InvalidInput("body", "this path takes none, and this is not JSON") from None
     if isinstance(found, dict) and found:
         raise InvalidInput(next(iter(found)), "unknown field; this path takes no body")
-    if found not in (None, {}):
+    if found != {}:
         raise InvalidInput("body", "this path takes none")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from moebus.broker.topics import Topics, ensure
 from moebus.engine.port import EngineRefused
 from moebus.engine.simulated import SimulatedEngine
 from moebus.schemas.tags import Tag
+from tests.support.gate import Gate
 from tests.support.gateway import NAMES, Stand, stand
 from tests.support.wait import wait_until
 
@@ -151,3 +153,38 @@ def test_nobody_there(fleet: Stand) -> None:
     accepted = fleet.post("/v1/control", json={"method": "pause", "target": "role=train"})
     found = fleet.get(accepted.headers["location"]).json()
     assert (found["status"], found["http_status"]) == ("no_targets", 404)
+
+
+REFUSED = [
+    ('{"method":"bogus"}', "method: unknown method 'bogus'"),
+    ('{"method":"decide","args":{"request_id":"a","decision":"commit"}}', "method: decide is not a command"),
+    ('{"method":"sleep","args":{"tags":["x"]}}', "args.tags: unknown tag 'x'"),
+    ('{"method":"pause","deadline_s":-1}', "deadline_s: "),
+    ('{"method":"pause","target":"role=(("}', "target: "),
+    ('{"method":"pause","request_id":"a\\nb"}', "request_id: 1 to 255 printable characters"),
+    ('{"method":"transfer_weights","args":{"step":"init","info":{"a":1e999}}}', "args: out of range float"),
+]
+
+
+def test_commands_that_the_log_would_refuse(fleet: Stand) -> None:
+    before = fleet.client.history(1000)
+    for body, named in REFUSED:
+        answer = fleet.post("/v1/control", content=body)
+        assert (answer.status_code, answer.json()["error"]) == (400, "InvalidInput")
+        assert named in answer.json()["error_message"]
+    assert fleet.client.history(1000) == before
+
+
+def test_is_paused_waits_for_an_operation_and_then_tells_its_middle(fleet: Stand) -> None:
+    """A drain that takes longer than the question may: not paused yet."""
+    gate = Gate()
+    fleet.engines[1].hook = gate
+    gate.close_after("pause", 0)
+    with ThreadPoolExecutor(1) as pool:
+        pausing = pool.submit(fleet.post, "/v1/pause")
+        gate.wait_held()
+        assert fleet.is_paused() is False
+        assert not pausing.done()
+        gate.open()
+        assert pausing.result(30).status_code == 200
+    assert fleet.is_paused() is True
