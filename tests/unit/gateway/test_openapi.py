@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +102,10 @@ def _references(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _references(item)
+
+
+def test_the_docs_name_the_same_paths() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+    rows = re.findall(r"^\| `(/[^`]*)` \| (GET|POST|DELETE) \|", text, re.M)
+    assert {(method, path) for path, method in rows} == PATHS | ROUTES
+    assert len(rows) == len(PATHS | ROUTES)
