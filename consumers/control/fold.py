@@ -59,7 +59,9 @@ def _turned_away(index: LogIndex, member: Member, state: State, entry: Entry) ->
                 return Refuse(Code.CONFLICT, text)
     known = state.view().version
     if request.expect.version is not None and known is not None and request.expect.version != known:
-        return Refuse(Code.CONFLICT, f"expect.version={request.expect.version!r}: the weights are {known!r}")
+        setter = index.updates.get(state.version_offset) if state.version_offset is not None else None
+        by = "" if setter is None else f" by request {setter.request_id!r} at offset {setter.offset}"
+        return Refuse(Code.CONFLICT, f"expect.version={request.expect.version!r}: the weights are {known!r}{by}")
     return None
 
 

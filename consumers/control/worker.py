@@ -21,6 +21,7 @@ from moebus.consumers.control.lifecycle import (
     Commit,
     Discard,
     Pause,
+    Refuse,
     Run,
     Stage,
     State,
@@ -139,7 +140,15 @@ class Worker:
         else:
             if decision.code is Code.EXPIRED:
                 self._expired(entry, catching_up)
-            self._answer(entry, ticket, decision.code, decision.message)
+            self._answer(entry, ticket, decision.code, f"{decision.message}{self._in_the_way(refused, decision)}")
+
+    def _in_the_way(self, refused: Refuse | None, decision: Refuse) -> str:
+        """The id of the update that is staged, for who is refused because of it."""
+        offset = self.state.pending
+        update = self.shared.index.updates.get(offset) if offset is not None else None
+        if update is None or refused is not None or decision.code is not Code.CONFLICT:
+            return ""
+        return f": request {update.request_id!r}"
 
     def _expired(self, entry: Entry, catching_up: bool) -> None:
         """No effect now; what was missed while away still counts for the desired state, an update by its commit."""

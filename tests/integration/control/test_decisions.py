@@ -58,7 +58,7 @@ def test_other_changes_conflict_until_the_decision(lab: Lab, engine: SimulatedEn
         answer = lab.ask(method, args)
         assert (answer.code, answer.message) == (
             Code.CONFLICT,
-            f"the update at offset {offset} is staged and not decided",
+            f"the update at offset {offset} is staged and not decided: request {update!r}",
         )
     assert lab.ask("status").code is Code.OK
     assert lab.ask("reset_cache").code is Code.OK
