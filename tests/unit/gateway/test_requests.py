@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,3 +196,20 @@ def test_requests_are_measured_by_the_path_of_their_route() -> None:
     assert metrics.value(name, path="other", status="404") == 1
     assert metrics.value(name, path="/v1/workers", status="400") == 1
     assert b"secret-of-the-caller" not in metrics.text()
+
+
+TAG_CASES = [
+    case
+    for case in json.loads((Path(__file__).parents[2] / "cases" / "tags.json").read_text())["cases"]
+    if case["tags"] is None or isinstance(case["tags"], str)
+]
+
+
+@pytest.mark.parametrize("case", TAG_CASES, ids=lambda case: repr(case["tags"]))
+@pytest.mark.parametrize("path", ["/v1/sleep", "/v1/wakeup"])
+def test_tags_of_fastdeploys_paths(case: dict[str, Any], path: str) -> None:
+    answer = ask(APP, "POST", path, params={} if case["tags"] is None else {"tags": case["tags"]})
+    refused = "error" in case or "fastdeploy_http" in case
+    assert answer.status_code == (400 if refused else 503)
+    if not refused:
+        assert sleep_args(case["tags"])["tags"] == wakeup_args(case["tags"])["tags"] == case["result"]
