@@ -69,6 +69,9 @@ class _Work:
         self._thread.start()
 
     def failure(self) -> tuple[int, str] | None:
+        ended = self._client.failure
+        if ended is not None:
+            return 1, f"the gateway reads no more answers: {type(ended).__name__}: {ended}"
         return None if self._failure is None else (1, self._failure)
 
     def unreachable(self) -> str | None:
@@ -85,7 +88,7 @@ class _Work:
         self._admin.close()
 
     def _probe(self) -> None:
-        """Asks for the broker's name every so often, and that the client still reads."""
+        """Asks for the broker's name every so often."""
         while not self._stop.wait(_PROBE_SECONDS):
             try:
                 self._admin.cluster_id(_PROBE_SECONDS)

@@ -187,6 +187,11 @@ class ControlClient(Commands[Outcome]):
         self._list_expected(answers, position)
         return Operation(answers, self._follower, self._clock, self._issuer.decide, min_ok)
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the reading of answers, None while all is well: after it every wait raises; make a new client."""
+        return self._follower.failure
+
     def operation(self, request_id: str, min_ok: int | None = None) -> Outcome:
         """The outcome of any command, by anybody, read from the log.
 

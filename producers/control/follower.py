@@ -85,6 +85,11 @@ class Follower:
                 part.close()
         self._reader = self._admin = None
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended the thread; None while it reads or was told to stop."""
+        return self._failure
+
     def watch(self, answers: Answers) -> None:
         """Feeds `answers` from now on."""
         with self.changed:

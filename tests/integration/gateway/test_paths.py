@@ -13,21 +13,28 @@ from moebus.broker.memory import MemoryBroker
 from moebus.broker.topics import Topics, ensure
 from moebus.engine.port import EngineRefused
 from moebus.engine.simulated import SimulatedEngine
+from moebus.producers.control import ControlClient
+from moebus.producers.gateway import Backend
 from moebus.schemas.tags import Tag
 from tests.support.gate import Gate
-from tests.support.gateway import NAMES, Stand, stand
+from tests.support.gateway import NAMES, Stand, page, stand
 from tests.support.wait import wait_until
 
 TOPICS = Topics("t")
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Stand]:
-    broker = MemoryBroker()
-    ensure(broker.admin(), TOPICS)
+def broker() -> Iterator[MemoryBroker]:
+    made = MemoryBroker()
+    ensure(made.admin(), TOPICS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fleet(broker: MemoryBroker, tmp_path: Path) -> Iterator[Stand]:
     with stand(broker, TOPICS, [SimulatedEngine(allowed_roots=[str(tmp_path)]) for _ in NAMES]) as made:
         yield made
-    broker.close()
 
 
 def test_pause_and_resume_in_fastdeploys_shape(fleet: Stand) -> None:
@@ -188,3 +195,30 @@ def test_is_paused_waits_for_an_operation_and_then_tells_its_middle(fleet: Stand
         gate.open()
         assert pausing.result(30).status_code == 200
     assert fleet.is_paused() is True
+
+
+def test_a_key_that_is_under_way_is_joined(fleet: Stand) -> None:
+    """A client that gave up waiting and asks again must not start a second one."""
+    gate = Gate()
+    fleet.engines[0].hook = gate
+    gate.close_after("pause", 0)
+    headers = {"Idempotency-Key": "joined"}
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(fleet.post, "/v1/pause", headers=headers)
+        gate.wait_held()
+        second = pool.submit(fleet.post, "/v1/pause", headers=headers)
+        wait_until(lambda: fleet.backend.operations.under_way == 2, 30, "both wait")
+        gate.open()
+        assert first.result(30).status_code == second.result(30).status_code == 200
+    assert first.result().json()["outcome"]["responses"] == second.result().json()["outcome"]["responses"]
+    assert [call for call in gate.calls if call[0] == "pause"] == [("pause", "abort")]
+
+
+def test_any_gateway_tells_what_became_of_a_command(fleet: Stand, broker: MemoryBroker) -> None:
+    """Also one that began after the first had ended."""
+    done = fleet.post("/v1/pause").json()
+    with ControlClient(broker, TOPICS, issuer="another") as client, page(Backend(lambda: client)) as http:
+        found = http.get(f"/v1/control/{done['request_id']}").json()
+        assert found == done["outcome"]
+        assert http.get("/v1/is_paused").json()["result"] == {"is_paused": True}
+        assert http.get("/v1/control").json()["operations"][-1]["issuer"] == "gateway"
