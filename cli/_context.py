@@ -14,10 +14,12 @@ from moebus.broker import open_broker
 from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics
 from moebus.observability.log import configure_logging
-from moebus.observability.settings import Settings, load_settings
+from moebus.observability.settings import KafkaSettings, Settings, load_settings
 
 BROKER_SECONDS = 8.0
 """How long a command waits for a broker before it ends with exit code 5; with its start-up within 15 s."""
+
+_ADDRESS = "MOEBUS_KAFKA__BOOTSTRAP_SERVERS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,13 @@ def settings_of(ctx: typer.Context, *, service: bool = False) -> Settings:
     if service:
         configure_logging(settings.log.level, settings.log.format)
     return settings
+
+
+def broker_named(ctx: typer.Context, settings: Settings) -> bool:
+    """Whether the user named a broker, be it the address that is the default anyway."""
+    given = ctx.obj.bootstrap if isinstance(ctx.obj, Globals) else None
+    default = KafkaSettings().bootstrap_servers
+    return bool(given or os.environ.get(_ADDRESS) or settings.kafka.bootstrap_servers != default)
 
 
 @contextmanager

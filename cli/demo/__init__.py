@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from moebus.cli._context import settings_of
+from moebus.cli._context import broker_named, settings_of
 from moebus.cli._output import err, out
 from moebus.cli.demo.stage import Stage, fresh_directory, how_to_look, take_down
 
@@ -40,7 +40,12 @@ def command(
     interrupted = _on_signals()
     started = time.monotonic()
     stage = Stage(
-        fresh_directory(directory), settings, f"demo-{secrets.token_hex(2)}", keep=keep, interrupted=interrupted
+        fresh_directory(directory),
+        settings,
+        f"demo-{secrets.token_hex(2)}",
+        keep=keep,
+        own_kafka=not broker_named(ctx, settings),
+        interrupted=interrupted,
     )
     try:
         from moebus.cli.demo.story import Story  # brings Paddle's package: `moebus --help` must not wait for it

@@ -17,7 +17,7 @@ from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics, ensure
 from moebus.cli._output import out
 from moebus.cli.demo.processes import Processes
-from moebus.observability.settings import KafkaSettings, Settings
+from moebus.observability.settings import Settings
 from moebus.producers.control import ControlClient
 from moebus.schemas.errors import RetriableError
 
@@ -33,13 +33,21 @@ class Stage:
     """Builds everything the story needs; `close` takes it all down again unless `keep`."""
 
     def __init__(
-        self, directory: Path, settings: Settings, run: str, *, keep: bool, interrupted: Sequence[int] = ()
+        self,
+        directory: Path,
+        settings: Settings,
+        run: str,
+        *,
+        keep: bool,
+        own_kafka: bool = True,
+        interrupted: Sequence[int] = (),
     ) -> None:
-        """`interrupted`: the signals that came, filled by their handler."""
+        """`own_kafka`: start one, else use that of the settings. `interrupted`: signals that came, of their handler."""
         self.directory = directory
         self.run = run
         self.keep = keep
         self._settings = settings
+        self._own_kafka = own_kafka
         self._interrupted = interrupted
         self.topics = Topics(settings.topic_prefix)
         self.broker: Broker
@@ -54,9 +62,9 @@ class Stage:
             raise KeyboardInterrupt
 
     def start_kafka(self, progress: Callable[[str], None]) -> str:
-        """Uses the broker that the settings name, else starts one of its own. Returns its address."""
+        """Starts a Kafka, or uses that of the settings. Returns its address."""
         kafka = self._settings.kafka
-        if kafka.bootstrap_servers == KafkaSettings().bootstrap_servers:
+        if self._own_kafka:
             cluster = LocalCluster.start(
                 self.directory / "kafka", name="demo", die_with_parent=not self.keep, progress=progress
             )
