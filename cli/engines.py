@@ -25,7 +25,8 @@ class EngineKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the command line says of an engine. `config`: JSON file with fields of the engine's config."""
+    """What the command line says of an engine. `config`: JSON file with fields of the engine's config, for Paddle also
+    a Hugging Face `config.json`."""
 
     kind: EngineKind
     seed: int
@@ -44,9 +45,11 @@ def make_engine(options: EngineOptions) -> tuple[GeneratingEngine, ModelCard]:
     """
     roots = options.roots
     if options.kind is EngineKind.PADDLE:
-        from moebus.engine.paddle import ModelConfig, PaddleEngine
+        from moebus.engine.paddle import ModelConfig, PaddleEngine, model_config
 
-        model = _config(ModelConfig, options.config)
+        described = _read(options.config) if options.config else {}
+        hugging_face = "model_type" in described
+        model = model_config(described) if hugging_face else _config(ModelConfig, options.config)
         engine = PaddleEngine.create(
             model, seed=options.seed, version=options.version, source=options.weights, allowed_roots=roots
         )

@@ -5,6 +5,7 @@ Paddle itself is imported when an engine is created or a replay is run, not here
 
 from moebus.engine.paddle.config import TINY, ModelConfig
 from moebus.engine.paddle.engine import PaddleEngine
+from moebus.engine.paddle.hf import model_config
 from moebus.engine.paddle.reference import full_recompute
 from moebus.engine.paddle.replay import RouterReplay, replay_logprobs
 from moebus.engine.paddle.runtime import PaddleUnavailable, load_paddle
@@ -17,5 +18,6 @@ __all__ = [
     "RouterReplay",
     "full_recompute",
     "load_paddle",
+    "model_config",
     "replay_logprobs",
 ]

@@ -18,7 +18,12 @@ class ModelConfig:
     """A decoder with grouped-query attention; layers from `first_dense_layers` on are MoE. All weights float32.
 
     `intermediate_size` is that of dense layers, `moe_intermediate_size` that of one expert; `shared_experts` (0: none)
-    are always on. The KV cache has `num_blocks` blocks of `block_size` tokens; `max_batch` sequences decode at once.
+    are always on. `draft_layers` more, MoE ones behind the model's own, each propose a later token (multi-token
+    prediction); their routes are recorded nowhere.
+
+    Families differ: `head_size` (0: hidden_size / num_heads), `attention_bias` (of q, k and v), `qk_norm` (of each
+    head), `norm_topk` (gates add up to 1), `shared_gate` (of the shared experts); `paddle.hf.model_config` sets them.
+    The KV cache has `num_blocks` blocks of `block_size` tokens; `max_batch` sequences decode at once.
     `cpu_blocks` more keep, in host memory, what the device had to evict. `prefill_chunk`: tokens of prompts forwarded
     a step at most (0: no limit). `eos_token_ids` end a request that does not ignore them.
 
@@ -46,12 +51,18 @@ class ModelConfig:
     cpu_blocks: int = 0
     prefill_chunk: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    draft_layers: int = 0
+    head_size: int = 0
+    attention_bias: bool = False
+    qk_norm: bool = False
+    norm_topk: bool = True
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise InvalidInput(name, f"{getattr(self, name)} is below 1")
-        for name in ("shared_experts", "cpu_blocks", "prefill_chunk"):
+        for name in ("shared_experts", "cpu_blocks", "prefill_chunk", "draft_layers", "head_size"):
             if getattr(self, name) < 0:
                 raise InvalidInput(name, f"{getattr(self, name)} is negative")
         for token in self.eos_token_ids:
@@ -59,7 +70,7 @@ class ModelConfig:
                 raise InvalidInput("eos_token_ids", f"{token} is not in 0..{self.vocab_size - 1}")
         if not 0 <= self.first_dense_layers < self.num_layers:
             raise InvalidInput("first_dense_layers", f"{self.first_dense_layers} is not in 0..{self.num_layers - 1}")
-        if self.hidden_size % self.num_heads or self.head_dim % 2:
+        if (not self.head_size and self.hidden_size % self.num_heads) or self.head_dim % 2:
             raise InvalidInput(
                 "hidden_size", f"{self.hidden_size} is not num_heads ({self.num_heads}) times an even size"
             )
@@ -69,7 +80,7 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        return self.head_size or self.hidden_size // self.num_heads
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

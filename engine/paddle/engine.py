@@ -162,6 +162,11 @@ class PaddleEngine:
         """How often a request gave its blocks back and was computed again later."""
         return self._scheduler.lineup.preemptions
 
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that the first draft layer proposed for requests that have ended, and those that came to be."""
+        return self._scheduler.drafted, self._scheduler.accepted
+
     def weights(self) -> Mapping[str, npt.NDArray[np.float32]]:
         """A host copy of the current weights, by name: what a trainer in this process starts from.
 

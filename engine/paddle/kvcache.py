@@ -34,8 +34,9 @@ class KVCache:
         """Zeros, not garbage: padding is read, and only then masked."""
         config = self._config
         shape = [config.num_slots, config.num_kv_heads, config.head_dim]
-        keys = [self._paddle.zeros(shape, dtype="float32") for _ in range(config.num_layers)]
-        values = [self._paddle.zeros(shape, dtype="float32") for _ in range(config.num_layers)]
+        layers = config.num_layers + config.draft_layers
+        keys = [self._paddle.zeros(shape, dtype="float32") for _ in range(layers)]
+        values = [self._paddle.zeros(shape, dtype="float32") for _ in range(layers)]
         self._keys, self._values = keys, values
 
     def release(self) -> None:

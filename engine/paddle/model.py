@@ -45,14 +45,40 @@ class Decoder:
         rope = self._rope(positions)
         x = self._functional.embedding(paddle.to_tensor(tokens), self._weights["embed.weight"])
         for layer in range(config.num_layers):
-            prefix = f"layers.{layer}."
-            x = x + self._attention(layer, self._norm(x, prefix + "attention_norm"), rope, attend)
-            y = self._norm(x, prefix + "mlp_norm")
-            if layer < config.first_dense_layers:
-                x = x + self._mlp(y, prefix + "mlp")
-            else:
-                x = x + self._moe(layer, y, route)
+            x = self._layer(layer, f"layers.{layer}.", x, rope, attend, route)
         return self._norm(x, "norm")
+
+    def drafts(
+        self,
+        hidden: Tensor,
+        tokens: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        attend: Attend,
+        route: Route,
+    ) -> list[Tensor]:
+        """Hidden states like `hidden` [T, hidden_size] of each draft layer: draft 0 proposes the token after the next
+        one, draft 1 the one after that. Their layers count on from the model's own."""
+        paddle, config = self._paddle, self.config
+        rope = self._rope(positions)
+        embedded = self._functional.embedding(paddle.to_tensor(tokens), self._weights["embed.weight"])
+        found = []
+        for draft in range(config.draft_layers):
+            prefix = f"draft.{draft}."
+            both = [self._norm(hidden, prefix + "hidden_norm"), self._norm(embedded, prefix + "embed_norm")]
+            x = paddle.matmul(paddle.concat(both, axis=-1), self._weights[prefix + "join.weight"])
+            x = self._layer(config.num_layers + draft, prefix, x, rope, attend, route)
+            hidden = self._norm(x, prefix + "norm")
+            found.append(hidden)
+        return found
+
+    def _layer(
+        self, layer: int, prefix: str, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, route: Route
+    ) -> Tensor:
+        x = x + self._attention(layer, prefix, self._norm(x, prefix + "attention_norm"), rope, attend)
+        y = self._norm(x, prefix + "mlp_norm")
+        if layer < self.config.first_dense_layers:
+            return x + self._mlp(y, prefix + "mlp")
+        return x + self._moe(layer, prefix + "moe", y, route)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Token logits [T, vocab_size]."""
@@ -62,14 +88,21 @@ class Decoder:
         square = (x * x).mean(axis=-1, keepdim=True)
         return x * self._paddle.rsqrt(square + self.config.norm_eps) * self._weights[name + ".weight"]
 
-    def _attention(self, layer: int, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        config, weights, prefix = self.config, self._weights, f"layers.{layer}.attention."
-        count = x.shape[0]
-        q = self._paddle.matmul(x, weights[prefix + "q.weight"]).reshape([count, config.num_heads, -1])
-        k = self._paddle.matmul(x, weights[prefix + "k.weight"]).reshape([count, config.num_kv_heads, -1])
-        v = self._paddle.matmul(x, weights[prefix + "v.weight"]).reshape([count, config.num_kv_heads, -1])
+    def _attention(self, layer: int, prefix: str, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        config, prefix = self.config, prefix + "attention."
+        q = self._projected(x, prefix + "q", config.num_heads)
+        k = self._projected(x, prefix + "k", config.num_kv_heads)
+        v = self._projected(x, prefix + "v", config.num_kv_heads)
+        if config.qk_norm:
+            q, k = self._norm(q, prefix + "q_norm"), self._norm(k, prefix + "k_norm")
         mixed = attend(layer, self._rotate(q, rope), self._rotate(k, rope), v)
-        return self._paddle.matmul(mixed, weights[prefix + "o.weight"])
+        return self._paddle.matmul(mixed, self._weights[prefix + "o.weight"])
+
+    def _projected(self, x: Tensor, name: str, heads: int) -> Tensor:
+        out = self._paddle.matmul(x, self._weights[name + ".weight"])
+        if self.config.attention_bias:
+            out = out + self._weights[name + ".bias"]
+        return out.reshape([x.shape[0], heads, -1])
 
     def _rope(self, positions: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         half = self.config.head_dim // 2
@@ -89,15 +122,21 @@ class Decoder:
         gate = self._functional.silu(matmul(x, weights[name + ".gate.weight"]))
         return matmul(gate * matmul(x, weights[name + ".up.weight"]), weights[name + ".down.weight"])
 
-    def _moe(self, layer: int, x: Tensor, route: Route) -> Tensor:
+    def _moe(self, layer: int, name: str, x: Tensor, route: Route) -> Tensor:
         # Every expert runs on every token and the gate is zero where it was not chosen: fewest operations, no copy
         # to the host in the middle of a step, and gradients everywhere. Made for small models.
-        name = f"layers.{layer}.moe"
         ids, gates = route(layer, self._paddle.matmul(x, self._weights[name + ".router.weight"]))
         chosen = self._functional.one_hot(ids, self.config.num_experts) * gates.unsqueeze(-1)
         by_expert = chosen.sum(axis=1).transpose([1, 0]).unsqueeze(-1)  # [E, T, 1]
         out = (self._mlp(x.unsqueeze(0), name + ".experts") * by_expert).sum(axis=0)
-        return out + self._mlp(x, name + ".shared") if self.config.shared_experts else out
+        if not self.config.shared_experts:
+            return out
+        shared = self._mlp(x, name + ".shared")
+        if self.config.shared_gate:
+            shared = shared * self._functional.sigmoid(
+                self._paddle.matmul(x, self._weights[name + ".shared_gate.weight"])
+            )
+        return out + shared
 
 
 def grouped_attention(paddle: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

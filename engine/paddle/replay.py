@@ -23,18 +23,26 @@ class RouterReplay:
     """Routes by recorded experts; also a hook for a model of the user's own: call it in each MoE layer.
 
     `routes`: any integer type, [rows, moe_layers, top_k] in the order of `card.moe_layers`, one row per token of the
-    forward. `valid`: bool [rows]; rows that are not valid use the model's own top-k. Gradients reach the router
-    through the gates.
+    forward. `valid`: bool [rows]; rows that are not valid use the model's own top-k. `norm_topk`: the gates add up to
+    1. Gradients reach the router through the gates.
 
     Raises:
         InvalidInput: field `routes` or `valid`; a wrong shape or type, an id out of range, an expert twice in a top-k.
     """
 
-    def __init__(self, card: ModelCard, routes: npt.NDArray[np.integer], valid: BoolRows | None = None) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        routes: npt.NDArray[np.integer],
+        valid: BoolRows | None = None,
+        *,
+        norm_topk: bool = True,
+    ) -> None:
         rows = len(routes) if isinstance(routes, np.ndarray) and routes.ndim else 0
         self.valid = np.ones(rows, dtype=np.bool_) if valid is None else valid
         check_routes(card, routes, self.valid)
         self._card = card
+        self._norm_topk = norm_topk
         self._ids = routes.astype(np.int64)  # int64 before any kernel sees them: narrow ids are misread by some
         self._own = load_paddle().to_tensor(~self.valid[:, None]) if not self.valid.all() else None
         self._index = {layer: position for position, layer in enumerate(card.moe_layers)}
@@ -47,7 +55,7 @@ class RouterReplay:
     def __call__(self, layer: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids int64 [rows, top_k] and gates [rows, top_k] of global layer `layer` for its router logits [rows, E]."""
         ids = self.select(layer, logits)
-        return ids, gate_weights(logits, ids)
+        return ids, gate_weights(logits, ids, norm_topk=self._norm_topk)
 
     def select(self, layer: int, logits: Tensor) -> Tensor:
         """The ids alone, for a model that computes gates in its own way."""
@@ -133,7 +141,8 @@ def replay_logprobs(
     if routes is not None:
         if len(routes) not in (rows, rows + 1):
             raise InvalidInput("routes", f"{len(routes)} rows for {len(token_ids)} tokens; {rows} are needed")
-        route = RouterReplay(config.card(), routes[:rows], None if valid is None else valid[:rows])
+        used = None if valid is None else valid[:rows]
+        route = RouterReplay(config.card(), routes[:rows], used, norm_topk=config.norm_topk)
     if router_noise or router_bf16:
         route = PerturbedRouter(route, router_noise, router_bf16, seed)
     paddle = load_paddle()

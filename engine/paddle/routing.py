@@ -18,12 +18,13 @@ def top_experts(logits: Tensor, top_k: int) -> Tensor:
     return order[:, :top_k]
 
 
-def gate_weights(logits: Tensor, ids: Tensor) -> Tensor:
-    """Gates float32 [T, top_k]: the softmax over all experts, renormalised over the chosen ones."""
+def gate_weights(logits: Tensor, ids: Tensor, *, norm_topk: bool = True) -> Tensor:
+    """Gates float32 [T, top_k]: the softmax over all experts, with `norm_topk` renormalised over the chosen ones."""
     paddle = load_paddle()
     # int64 ids only: take_along_axis reads garbage with uint8 ones on the CPU
-    chosen = paddle.take_along_axis(logits, ids.astype("int64"), axis=-1)
-    return paddle.nn.functional.softmax(chosen, axis=-1)
+    scores = logits if norm_topk else paddle.nn.functional.softmax(logits, axis=-1)
+    chosen = paddle.take_along_axis(scores, ids.astype("int64"), axis=-1)
+    return paddle.nn.functional.softmax(chosen, axis=-1) if norm_topk else chosen
 
 
 class OwnRouting:
@@ -31,10 +32,11 @@ class OwnRouting:
 
     def __init__(self, config: ModelConfig, hook: RouterHook | None = None) -> None:
         self._top_k = config.top_k
+        self._norm_topk = config.norm_topk
         self._hook = hook
 
     def __call__(self, layer: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         ids = top_experts(logits, self._top_k)
         if self._hook is not None:
             self._hook(layer, ids)
-        return ids, gate_weights(logits, ids)
+        return ids, gate_weights(logits, ids, norm_topk=self._norm_topk)

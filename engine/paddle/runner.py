@@ -10,7 +10,7 @@ import numpy.typing as npt
 from moebus.engine.paddle.capture import PositionCapture, RouteCapture, StepCapture
 from moebus.engine.paddle.config import ModelConfig
 from moebus.engine.paddle.kvcache import KVCache, PagedAttention
-from moebus.engine.paddle.model import Decoder
+from moebus.engine.paddle.model import Decoder, Tensor
 from moebus.engine.paddle.residency import WeightMemory
 from moebus.engine.paddle.routing import OwnRouting
 from moebus.engine.paddle.runtime import load_paddle
@@ -50,10 +50,29 @@ class Runner:
             hidden = self._decoder.hidden(tokens, positions, attend, OwnRouting(self._config, step))
             last = load_paddle().to_tensor(np.arange(1, len(history) + 1, dtype=np.int64) * count - 1)
             logits: npt.NDArray[np.float32] = self._decoder.logits(load_paddle().gather(hidden, last)).numpy()
+            self._draft(sequences, lengths, hidden, last, (tokens, positions, attend))
         step.finish()
         for sequence, length in zip(sequences, lengths, strict=True):
             sequence.computed = length
         return logits
+
+    def _draft(
+        self,
+        sequences: Many[Sequence],
+        lengths: Many[int],
+        hidden: Tensor,
+        last: Tensor,
+        step: tuple[Ints, Ints, PagedAttention],
+    ) -> None:
+        """Runs the draft layers and notes what the first one proposes. They route without the hook: they are none of
+        the model's own layers, and a trainer has none of their routes to replay."""
+        if not self._config.draft_layers:
+            return
+        states = self._decoder.drafts(hidden, *step, OwnRouting(self._config))
+        proposed = self._decoder.logits(load_paddle().gather(states[0], last)).numpy().argmax(axis=-1)
+        for sequence, length, token in zip(sequences, lengths, proposed.tolist(), strict=True):
+            if length == len(sequence.tokens):
+                sequence.proposed[length + 1] = token
 
     def _seen_slots(self, tables: Many[Many[int]], lengths: Many[int]) -> Ints:
         seen = np.zeros((len(tables), max(lengths)), dtype=np.int64)

@@ -47,6 +47,8 @@ class Scheduler:
         self._admission = admission
         self._chunk = config.prefill_chunk or config.max_position
         self._hook = hook
+        self.drafted = 0
+        self.accepted = 0
         self._stepping = False
         self._thread = Thread(target=self._loop, name="moebus-paddle-engine", daemon=True)
         self._thread.start()
@@ -172,6 +174,8 @@ class Scheduler:
                 sequence.result = sequence.outcome(reason, self._capture)
             except EngineFailed as failure:
                 sequence.error = failure
+        self.drafted += sequence.drafted
+        self.accepted += sequence.accepted
         self.lineup.remove(sequence)
         self._admission.leave(sequence.ticket, aborted=reason == "abort")
         sequence.done.set()

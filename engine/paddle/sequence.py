@@ -23,7 +23,7 @@ from moebus.schemas.dtypes import RouteArray
 class Sequence:
     """`tokens`: prompt and sampled ones. `computed`: positions whose keys and values are in the cache. `blocks` and
     their `generations`: enough for all of `tokens` while it runs. `leader`: a request of the same prompt that goes
-    first, so that this one finds it in the cache."""
+    first, so that this one finds it in the cache. `proposed`: tokens by position that a draft layer expects."""
 
     prompt: Prompt
     ticket: Ticket
@@ -35,6 +35,9 @@ class Sequence:
     computed: int = 0
     cached: int | None = None
     logprobs: list[float] = field(default_factory=list)
+    proposed: dict[int, int] = field(default_factory=dict)
+    drafted: int = 0
+    accepted: int = 0
     done: Event = field(default_factory=Event)
     result: Generation | None = None
     error: Exception | None = None
@@ -117,6 +120,9 @@ class Sequence:
     def add(self, token: int, logprob: float) -> FinishReason | None:
         """Takes a sampled token; returns why the sequence ends, if it does. Raises EngineFailed where the request's
         `on_token` fails."""
+        expected = self.proposed.pop(len(self.tokens), None)
+        self.drafted += expected is not None
+        self.accepted += expected == token
         self.tokens.append(token)
         self.logprobs.append(logprob)
         tell_token(self.prompt, token, logprob)

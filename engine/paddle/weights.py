@@ -23,22 +23,40 @@ DIGEST_KEY = "xxh3."
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every weight's name and shape. Matrices are [in, out]; those of experts are stacked, [experts, in, out]."""
-    hidden, kv = config.hidden_size, config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
-        prefix = f"layers.{layer}."
-        shapes[prefix + "attention_norm.weight"] = (hidden,)
-        for name, out in (("q", hidden), ("k", kv), ("v", kv), ("o", hidden)):
-            shapes[f"{prefix}attention.{name}.weight"] = (hidden, out)
-        shapes[prefix + "mlp_norm.weight"] = (hidden,)
-        if layer < config.first_dense_layers:
-            shapes |= _mlp(prefix + "mlp", (), hidden, config.intermediate_size)
-            continue
-        shapes[prefix + "moe.router.weight"] = (hidden, config.num_experts)
-        shapes |= _mlp(prefix + "moe.experts", (config.num_experts,), hidden, config.moe_intermediate_size)
-        if config.shared_experts:
-            shapes |= _mlp(prefix + "moe.shared", (), hidden, config.shared_experts * config.moe_intermediate_size)
-    return shapes | {"norm.weight": (hidden,), "head.weight": (hidden, config.vocab_size)}
+        shapes |= _layer(config, f"layers.{layer}.", dense=layer < config.first_dense_layers)
+    shapes |= {"norm.weight": (hidden,), "head.weight": (hidden, config.vocab_size)}
+    for draft in range(config.draft_layers):
+        prefix = f"draft.{draft}."
+        shapes |= {prefix + "hidden_norm.weight": (hidden,), prefix + "embed_norm.weight": (hidden,)}
+        shapes |= {prefix + "join.weight": (2 * hidden, hidden), **_layer(config, prefix, dense=False)}
+        shapes[prefix + "norm.weight"] = (hidden,)
+    return shapes
+
+
+def _layer(config: ModelConfig, prefix: str, *, dense: bool) -> dict[str, tuple[int, ...]]:
+    hidden, head = config.hidden_size, config.head_dim
+    q, kv = config.num_heads * head, config.num_kv_heads * head
+    shapes: dict[str, tuple[int, ...]] = {prefix + "attention_norm.weight": (hidden,)}
+    for name, out in (("q", q), ("k", kv), ("v", kv)):
+        shapes[f"{prefix}attention.{name}.weight"] = (hidden, out)
+        if config.attention_bias:
+            shapes[f"{prefix}attention.{name}.bias"] = (out,)
+    shapes[prefix + "attention.o.weight"] = (q, hidden)
+    if config.qk_norm:
+        shapes |= {f"{prefix}attention.{name}_norm.weight": (head,) for name in "qk"}
+    shapes[prefix + "mlp_norm.weight"] = (hidden,)
+    if dense:
+        return shapes | _mlp(prefix + "mlp", (), hidden, config.intermediate_size)
+    shapes[prefix + "moe.router.weight"] = (hidden, config.num_experts)
+    shapes |= _mlp(prefix + "moe.experts", (config.num_experts,), hidden, config.moe_intermediate_size)
+    if config.shared_experts:
+        shapes |= _mlp(prefix + "moe.shared", (), hidden, config.shared_experts * config.moe_intermediate_size)
+        if config.shared_gate:
+            shapes[prefix + "moe.shared_gate.weight"] = (hidden, 1)
+    return shapes
 
 
 def _mlp(name: str, stack: tuple[int, ...], hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
@@ -47,14 +65,15 @@ def _mlp(name: str, stack: tuple[int, ...], hidden: int, inner: int) -> dict[str
 
 
 def random_weights(config: ModelConfig, seed: int) -> Arrays:
-    """Weights drawn from `seed`: norms one, matrices normal with variance 1 / inputs, a quarter of that for routers.
+    """Weights drawn from `seed`: norms one, biases zero, matrices normal with variance 1 / inputs, a quarter of that
+    for routers.
 
     Small router logits make the top-k as undecided as in a model trained for balanced experts.
     """
     arrays: Arrays = {}
     for index, (name, shape) in enumerate(weight_shapes(config).items()):
         if len(shape) == 1:
-            arrays[name] = np.ones(shape, dtype=np.float32)
+            arrays[name] = np.full(shape, 0 if name.endswith("bias") else 1, dtype=np.float32)
             continue
         draw = np.random.default_rng([seed, index]).standard_normal(shape, dtype=np.float32)
         scale = 1.0 if name == "embed.weight" else 1 / math.sqrt(shape[-2])
