@@ -28,7 +28,8 @@ def rows_of(number: int) -> int:
 
 
 def settings(bootstrap: str, prefix: str, journal: Path | None, **options: object) -> Settings:
-    publisher = PublisherSettings.model_validate({"journal": journal, "max_bytes": JOURNAL_BYTES, **options})
+    defaults = {"journal": journal, "max_bytes": JOURNAL_BYTES, "block_seconds": 90}
+    publisher = PublisherSettings.model_validate({**defaults, **options})
     return Settings(kafka=KafkaSettings(bootstrap_servers=bootstrap), topic_prefix=prefix, run=RUN, publisher=publisher)
 
 
@@ -61,7 +62,7 @@ def main(mode: str, bootstrap: str, prefix: str, journal: str, count: str) -> No
         process.start()
         process.join(90)
         sys.exit(process.exitcode)
-    made = publisher(settings(bootstrap, prefix, Path(journal) if journal != "-" else None, block_seconds=60))
+    made = publisher(settings(bootstrap, prefix, Path(journal) if journal != "-" else None))
     submit(made, range(int(count)))
     while child_pid(made) is None:
         threading.Event().wait(0.01)

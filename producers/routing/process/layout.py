@@ -27,8 +27,9 @@ OWNER_AT = 200
 """8 random bytes of the publisher that writes: a child of another one keeps its hands off."""
 
 ENTRY_MAGIC = b"MOEE"
-ENTRY = Struct("<4sBxxxQQQQQII")
-"""magic, kind, size, sequence, created (Unix ms), data bytes, xxh3-64 of meta and data, meta bytes, xxh32 of these."""
+ENTRY = Struct("<4sBBxxQQQQQII")
+"""magic, kind, 1 where the sum covers the data too, size, sequence, created (Unix ms), data bytes, sum (xxh3-64 of meta
+and data), meta bytes, xxh32 of all these."""
 STATE_AT = 63
 """Offset of the state byte in the entry's header: 0 open, 1 settled. Not under the checksum."""
 
@@ -46,6 +47,7 @@ class Entry(NamedTuple):
     data_bytes: int
     checksum: int
     meta_bytes: int
+    data_summed: bool = True
 
     @property
     def data_at(self) -> int:
@@ -66,18 +68,18 @@ def entry_size(meta_bytes: int, data_bytes: int) -> int:
 def pack_entry(entry: Entry) -> bytes:
     """64 bytes, state open."""
     raw = ENTRY.pack(
-        ENTRY_MAGIC, entry.kind, entry.size, entry.seq, entry.created_ms, entry.data_bytes, entry.checksum,
-        entry.meta_bytes, 0,
+        ENTRY_MAGIC, entry.kind, entry.data_summed, entry.size, entry.seq, entry.created_ms, entry.data_bytes,
+        entry.checksum, entry.meta_bytes, 0,
     )[:-4]  # fmt: skip
     return (raw + xxhash.xxh32_intdigest(raw).to_bytes(4, "little")).ljust(ALIGN, b"\0")
 
 
 def unpack_entry(raw: bytes, position: int) -> Entry | None:
     """None where these 64 bytes are no header, or half of one."""
-    magic, kind, size, seq, created, data, checksum, meta, own = ENTRY.unpack_from(raw)
+    magic, kind, summed, size, seq, created, data, checksum, meta, own = ENTRY.unpack_from(raw)
     if magic != ENTRY_MAGIC or own != xxhash.xxh32_intdigest(raw[: ENTRY.size - 4]):
         return None
-    return Entry(position, kind, size, seq, created, data, checksum, meta)
+    return Entry(position, kind, size, seq, created, data, checksum, meta, bool(summed))
 
 
 def pack_file(capacity: int) -> bytes:

@@ -7,6 +7,7 @@ import os
 import secrets
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from moebus.schemas.errors import SettingsError
 DEFAULT_BYTES = 256 << 20
 LEAST_BYTES = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
+MOUNTS = Path("/proc/self/mountinfo")
 TAKEOVER_SECONDS = 15.0
 PARENT_BYTE, CHILD_BYTE = 0, 1
 _here: set[tuple[int, int]] = set()
@@ -59,7 +61,7 @@ def open_place(path: Path | None, size: int | None, clock: Clock, wait: float = 
                 raise SettingsError(f"publisher.journal: {path} is in use by another publisher; name another file")
             if not keep:
                 _make(fd, path or SHARED_MEMORY, size)
-            journal = Journal(fd, populate=True)
+            journal = Journal(fd, populate=True, sum_rows=not _in_memory(identity[0]))
         except BaseException:
             with _here_lock:
                 _here.discard(identity)
@@ -151,6 +153,17 @@ def _has_open_entries(fd: int) -> bool:
         return False
     finally:
         journal.close()
+
+
+def _in_memory(device: int) -> bool:
+    """Whether this device number is a tmpfs."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in MOUNTS.read_text().splitlines():
+            fields, _, rest = line.partition(" - ")
+            if fields.split(" ")[2] == wanted:
+                return rest.split(" ")[0] in ("tmpfs", "ramfs")
+    return False
 
 
 def _make(fd: int, where: Path, size: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,15 @@ import threading
 from contextlib import suppress
 from typing import Protocol
 
-MODULE = "moebus.producers.routing.process"
+BOOT = """# the child of a moebus RoutingPublisher
+import json, sys
+paths = json.loads(sys.argv.pop())
+sys.path[:] = [path for path in sys.path if path] + [path for path in paths if path not in sys.path]
+from moebus.producers.routing.process.program import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""Modules are looked for where this process has them, but after Python's own: a `queue.py` beside the user's script
+must not end up in the child's imports."""
 
 
 class Running(Protocol):
@@ -51,8 +60,8 @@ class ChildProcess:
         given = (journal_fd, bell_read, acks_write)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, *map(str, given), str(os.getpid()), owner.hex()],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=given, env=_environment(),
+                [sys.executable, "-c", BOOT, *map(str, given), str(os.getpid()), owner.hex(), _paths()],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=given,
                 start_new_session=True,  # a Ctrl-C at the terminal is the publisher's business
             )  # fmt: skip
         except BaseException:
@@ -96,7 +105,6 @@ class ChildProcess:
         return code
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with the module path of this process, however it came about, and without the working directory's files."""
-    paths = [os.path.abspath(path) for path in sys.path if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+def _paths() -> str:
+    """Where this process looks for modules, however that came about."""
+    return json.dumps([os.path.abspath(path) for path in sys.path if path])

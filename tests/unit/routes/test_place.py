@@ -12,6 +12,7 @@ from moebus.observability.clock import SystemClock
 from moebus.producers.routing.process import layout, place
 from moebus.producers.routing.process.place import Place, child_may_start, open_place
 from moebus.schemas.errors import SettingsError
+from tests.support.routes import make_routes
 
 CLOCK = SystemClock()
 MB = 1 << 20
@@ -128,3 +129,17 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == b"data" * 5000
     with pytest.raises(SettingsError, match="cannot be opened"):
         open_place(path / "below", 2 * MB, CLOCK)
+
+
+def test_rows_are_summed_on_a_disk_and_not_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = os.stat(tmp_path).st_dev
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(place, "MOUNTS", mounts)
+    for kind, summed in (("tmpfs", False), ("ext4", True)):
+        mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /x rw - {kind} none rw\n")
+        opened = open_place(tmp_path / kind, 2 * MB, CLOCK)
+        entry = opened.journal.write(1, 0, 1024, layout.ROLLOUT, 0, b"meta", make_routes(5))
+        assert entry.data_summed is summed
+        opened.journal.data(entry)[:] = 0
+        assert opened.journal.whole(entry) is not summed
+        opened.close()

@@ -1,7 +1,4 @@
-"""The child of a `RoutingPublisher`: `python -m moebus.producers.routing.process JOURNAL BELL ACKS PARENT OWNER`.
-
-Started by the publisher alone: three inherited descriptors and its process id; the rest on standard input.
-"""
+"""The program that the child of a `RoutingPublisher` runs; `spawn` starts it."""
 
 from __future__ import annotations
 
@@ -22,8 +19,12 @@ _log = get_logger(__name__)
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0: all in the journal is settled; 1: something was left in it, by name in the log; 2: the journal is
-    another publisher's by now."""
+    """`arguments`: three inherited descriptors (journal, bell, acks), the publisher's process id and its mark in the
+    journal; the rest comes on standard input.
+
+    Exit code 0: all in the journal is settled; 1: something was left in it, by name in the log; 2: the journal is
+    another publisher's by now.
+    """
     for quiet in (signal.SIGINT, signal.SIGTERM):  # the publisher decides when to end, and its end ends this
         signal.signal(quiet, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # being woken must not push the publisher's thread off its core
@@ -45,7 +46,3 @@ def main(arguments: list[str]) -> int:
         text = f"{len(left)} rollouts or fences are unsent: {', '.join(left[:20])}{', ...' if len(left) > 20 else ''}"
         _log.error("routes.unsent", text, count=len(left))
     return 1 if left else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
