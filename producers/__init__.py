@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from moebus.producers.control import FleetPartial as FleetPartial
     from moebus.producers.control import FleetTimeout as FleetTimeout
     from moebus.producers.control import Outcome as Outcome
+    from moebus.producers.routing import AsyncRoutingPublisher as AsyncRoutingPublisher
     from moebus.producers.routing import FenceReceipt as FenceReceipt
     from moebus.producers.routing import RoutingPublisher as RoutingPublisher
     from moebus.producers.routing import RoutingReceipt as RoutingReceipt
@@ -23,6 +24,7 @@ _HOME = {
     "FleetPartial": "moebus.producers.control",
     "FleetTimeout": "moebus.producers.control",
     "Outcome": "moebus.producers.control",
+    "AsyncRoutingPublisher": "moebus.producers.routing",
     "FenceReceipt": "moebus.producers.routing",
     "RoutingPublisher": "moebus.producers.routing",
     "RoutingReceipt": "moebus.producers.routing",
