@@ -12,11 +12,12 @@ from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.ports import Broker, LogAdmin
 from moebus.cli._gateway_routes import StoreProxy
 from moebus.cli._service import Service, Work
+from moebus.engine.legacy_signals import check_suffix
 from moebus.observability.clock import SystemClock
 from moebus.observability.settings import Settings
 from moebus.producers.control import ControlClient
 from moebus.producers.gateway import Backend, Legacy, gateway_app, legacy_mode
-from moebus.schemas.errors import MoebusError, SettingsError
+from moebus.schemas.errors import InvalidInput, MoebusError, SettingsError
 
 _PROBE_SECONDS = 2.0
 _DRAIN_SECONDS = 5.0
@@ -108,8 +109,13 @@ def check_exposure(settings: Settings) -> None:
 
 
 def legacy_of(settings: Settings, over_log: bool) -> Legacy:
-    """How the legacy paths work."""
+    """How the legacy paths work. Raises SettingsError: a suffix that cannot end a name."""
     gateway = settings.gateway
+    try:
+        for suffix in gateway.legacy_suffixes:
+            check_suffix(suffix)
+    except InvalidInput as exc:
+        raise SettingsError(f"setting gateway.legacy_suffixes: {exc.reason}") from exc
     return Legacy(over_log, gateway.legacy_suffixes, gateway.legacy_timeout)
 
 

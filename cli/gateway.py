@@ -16,7 +16,9 @@ def command(
     http_host: Annotated[
         str | None, typer.Option("--http-host", help="Address to listen on (default 127.0.0.1); others need a token.")
     ] = None,
-    http_port: Annotated[int | None, typer.Option("--http-port", help="0: a free one, printed at start.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option("--http-port", min=0, max=65535, help="0: a free one, printed at start.")
+    ] = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve FastDeploy's control paths and those of the fleet over HTTP until SIGTERM.

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -241,8 +240,5 @@ def test_pages_and_token(fleet: Fleet) -> None:
     assert fleet.is_paused() is False
 
 
-def test_the_gateway_ends_in_time_and_without_a_token_stays_on_loopback(fleet: Fleet, tmp_path: Path) -> None:
-    refused = fleet.launcher.run("gateway", "--http-host", "0.0.0.0")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "does not listen on 0.0.0.0 without a token: set MOEBUS_GATEWAY__TOKEN" in refused.stderr
+def test_the_gateway_ends_in_time(fleet: Fleet) -> None:
     assert fleet.gateway.terminate(30) == 0
