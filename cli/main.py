@@ -73,8 +73,3 @@ for _name in _GROUPS:
     app.add_typer(importlib.import_module(f"moebus.cli.{_name}").app, name=_name)
 for _name in _COMMANDS:
     app.command(_name)(importlib.import_module(f"moebus.cli.{_name}").command)
-
-
-def run() -> None:
-    """Entry point of the console script."""
-    app(prog_name="moebus")

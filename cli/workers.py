@@ -9,7 +9,7 @@ from rich.text import Text
 
 from moebus.cli._context import session
 from moebus.cli._operation import human_bytes
-from moebus.cli._output import JsonFlag, emit, out
+from moebus.cli._output import JsonFlag, emit, err, out
 from moebus.cli._table import Cell, print_rows
 from moebus.producers.control import ControlClient, MemberView
 from moebus.schemas.errors import FatalError
@@ -36,8 +36,12 @@ def command(
         return
     if worker_id is not None:
         _print_one(workers[0])
-    else:
+    elif workers:
         _print_all(workers)
+    else:
+        err.print(
+            "no worker has announced itself under this topic prefix; start one with `moebus worker`", markup=False
+        )
 
 
 def _print_all(workers: list[MemberView]) -> None:

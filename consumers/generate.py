@@ -70,7 +70,7 @@ def generate_route(engine: GeneratingEngine, publisher: GetPublisher, metrics: M
         except _Failed as exc:
             return exc.response
         except InvalidInput as exc:
-            return _Failed(400, "Invalid", str(exc)).response
+            return _Failed(400, "InvalidInput", str(exc)).response
         except EngineClosed as exc:
             return _Failed(503, "EngineClosed", str(exc)).response
         except (EngineTimeout, FutureTimeout) as exc:
@@ -83,7 +83,7 @@ def generate_route(engine: GeneratingEngine, publisher: GetPublisher, metrics: M
         async for piece in request.stream():
             raw += piece
             if len(raw) > _MAX_BODY:
-                return _Failed(413, "Invalid", f"body: larger than {_MAX_BODY} bytes").response
+                return _Failed(413, "InvalidInput", f"body: larger than {_MAX_BODY} bytes").response
         return await run_in_threadpool(handle, bytes(raw))
 
     return Route("/v1/generate", page, methods=["POST"])

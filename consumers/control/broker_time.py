@@ -22,12 +22,14 @@ class BrokerClock:
         self._lock = threading.Lock()
         self._base_ms: float | None = None
         self._taken_at = 0.0
+        self._heard_at = clock.monotonic()
 
     def observe(self, timestamp_ms: int) -> None:
         """Takes in the append time of a record of ours whose ack has just come."""
         now = self._clock.monotonic()
         base = timestamp_ms - now * 1000
         with self._lock:
+            self._heard_at = now
             if self._base_ms is None or base > self._base_ms or now - self._taken_at > STALE_S:
                 self._base_ms, self._taken_at = base, now
 
@@ -35,6 +37,11 @@ class BrokerClock:
         with self._lock:
             base = self._base_ms
         return self._clock.now_ms() if base is None else int(base + self._clock.monotonic() * 1000)
+
+    def silence(self) -> float:
+        """Seconds since the last ack, or since the start."""
+        with self._lock:
+            return self._clock.monotonic() - self._heard_at
 
 
 class Until:

@@ -29,7 +29,7 @@ from moebus.observability.metrics import Metrics
 from moebus.schemas.control import ControlRequest, make_request
 from moebus.schemas.control_args import HelloArgs, Method
 from moebus.schemas.errors import FatalError
-from moebus.schemas.members import HEARTBEAT_S
+from moebus.schemas.members import HEARTBEAT_S, LIVE_S
 from moebus.schemas.target import check_labels, check_worker_id
 
 STALLED_S = 30.0
@@ -329,5 +329,10 @@ class ControlWorkerHost:
     def _not_ready(self) -> str | None:
         if self._waiting is not None:
             return self._waiting
+        silence = self.broker_clock.silence()
+        if silence > LIVE_S:
+            return (
+                f"Kafka has acknowledged nothing for {silence:.0f} s: the fleet counts this process's workers as gone"
+            )
         reasons = [seat.worker.not_ready() for seat in self._seats]
         return "; ".join(reason for reason in reasons if reason) or None
