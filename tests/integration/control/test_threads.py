@@ -106,6 +106,17 @@ def test_an_outage_delays_and_loses_nothing(lab: Lab) -> None:
         host.stop()
 
 
+def test_a_worker_that_kafka_does_not_hear_is_not_ready(lab: Lab) -> None:
+    host = lab.host(lab.engine())
+    assert lab.health.ready() == {}
+    with lab.broker.outage():
+        lab.clock.advance(10.5)
+        host.step()
+        assert "acknowledged nothing for 10 s" in lab.health.ready()["workers"]
+    lab.clock.advance(2.0)
+    wait_until(lambda: (host.step(), lab.health.ready())[1] == {}, what="ready again")
+
+
 def test_a_worker_waits_for_its_topics_and_says_so() -> None:
     from moebus.broker.memory import MemoryBroker
     from moebus.broker.topics import Topics, ensure
