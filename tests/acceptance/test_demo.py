@@ -92,12 +92,24 @@ def test_two_side_by_side_on_one_broker(kafka_broker: LocalCluster, tmp_path: Pa
         assert users_of(tmp_path / name) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "term", "kill-9"])
-def test_however_it_ends_nothing_is_left(number: signal.Signals, directory: Path) -> None:
+def logs(directory: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in directory.glob("worker*.log"))
+
+
+@pytest.mark.parametrize(
+    ("number", "sign"),
+    [
+        (signal.SIGINT, "service.started"),
+        (signal.SIGINT, '"method": "pause"'),
+        (signal.SIGTERM, "control.reconciled"),
+        (signal.SIGKILL, "control.reconciled"),
+    ],
+    ids=["ctrl-c at start", "ctrl-c in the round", "term", "kill-9"],
+)
+def test_however_it_ends_nothing_is_left(number: signal.Signals, sign: str, directory: Path) -> None:
     demo = start(directory)
-    # In the middle: its Kafka and its processes run.
-    wait_until(lambda: (directory / "demo.json").exists(), 90, "the processes to be started")
-    assert len(users_of(directory)) >= 4
+    wait_until(lambda: sign in logs(directory), 90, f"{sign} in a worker's log")
+    assert len(users_of(directory)) >= 4, "its Kafka and its processes run"
     demo.send_signal(number)
     _, errors = demo.communicate(timeout=60)
     wait_until(lambda: users_of(directory) == [], 60, "every process to be gone")
