@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moebus.broker.kafka.selector import QuickSelector
 from moebus.schemas.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class KafkaConfig:
             "bootstrap_servers": [server.strip() for server in self.bootstrap_servers.split(",")],
             "client_id": name,
             "reconnect_backoff_max_ms": 1000,
+            "selector": QuickSelector,
             **self.security(),
         }
 

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from moebus.broker.kafka import KafkaConfig
 from moebus.broker.kafka.config import group_options, producer_options, reader_options
+from moebus.broker.kafka.selector import QuickSelector
 from moebus.observability.settings import KafkaSettings
 from moebus.schemas.errors import SettingsError
 
@@ -27,6 +28,7 @@ def test_security_is_passed_through_and_what_is_not_given_is_left_out() -> None:
         "bootstrap_servers": ["a:1", "b:2"],
         "client_id": "name",
         "reconnect_backoff_max_ms": 1000,
+        "selector": QuickSelector,
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "SCRAM-SHA-512",
         "sasl_plain_username": "me",
