@@ -26,6 +26,7 @@ from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import assemble
 from tests.contract.publisher_flow import FlowSuite
 from tests.contract.publisher_world import PARTITIONS, read_all
+from tests.support.fork import exit_code, in_a_fork
 from tests.support.publisher_program import CARD, RUN, child_pid, publisher, rows_of, settings, submit
 from tests.support.routes import CARD as SMALL_CARD
 from tests.support.routes import make_routes
@@ -212,6 +213,43 @@ def test_it_works_in_a_thread_of_an_asyncio_program(cluster: LocalCluster, broke
 
     asyncio.run(main())
     check_arrived_once(broker, topics, 5)
+
+
+def _pause() -> int:
+    signal.pause()
+    return 0
+
+
+def test_a_fork_that_lives_on_holds_up_nothing(cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
+    made = publisher(settings(cluster.bootstrap, topics.prefix, None))
+    submit(made, range(3))
+    wait_until(lambda: made.problem() is None, 60, "a child that is well")
+    fork = in_a_fork(_pause)
+    try:
+        child = child_pid(made)
+        assert child is not None
+        os.kill(child, signal.SIGKILL)  # the fork has the pipes too: neither end is seen to close
+        submit(made, range(3, 6))
+        assert made.flush(90)
+        last = child_pid(made)
+        assert last is not None
+        assert made.close() == []
+        assert gone(last)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        exit_code(fork)
+    check_arrived_once(broker, topics, 6)
+
+
+def test_it_works_with_64_mb_of_dev_shm(cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
+    program = [sys.executable, "-m", "tests.support.publisher_program", "default"]
+    inside = ["sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh", *program]
+    command = ["unshare", "-m", *inside, cluster.bootstrap, topics.prefix, "-", "100"]
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no right to mount here")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["ProcessSender", str((32 << 20) - (64 << 10))]
+    check_arrived_once(broker, topics, 100)
 
 
 class ProcessWorld:

@@ -18,7 +18,7 @@ class FaultSuite:
         with world.outage():
             for i in range(200):
                 publisher.submit(make_routes(1), f"r{i}")
-            writer = world.broker.cluster.writers[-1]
+            writer = wait_until(lambda: world.broker.cluster.writers, WAIT, "the child to start")[-1]
             wait_until(lambda: writer.unsettled() == 32, what="window full")  # type: ignore[attr-defined]
         assert publisher.close(WAIT) == []
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from moebus.producers.routing import PublisherClosed, RoutingPublisher
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.record import End
 from tests.contract.publisher_world import WAIT, PublisherWorld, decoded
+from tests.support.fork import exit_code, in_a_fork
 from tests.support.routes import make_routes
 
 BAD = [
@@ -70,10 +69,7 @@ class InputSuite:
 
     def test_a_forked_process_is_told_to_make_its_own_and_closes_nothing(self, world: PublisherWorld) -> None:
         with world.make() as publisher:
-            child = os.fork()
-            if child == 0:  # in the fork: nothing of pytest may run on
-                os._exit(_use_in_a_fork(publisher))
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert exit_code(in_a_fork(lambda: _use_in_a_fork(publisher))) == 0
             publisher.submit(make_routes(1), "a").result(WAIT)
         assert len(world.records()) == 2
 

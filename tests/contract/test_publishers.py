@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from moebus.broker.errors import AppendUnknown
-from moebus.producers.routing import PublisherClosed
+from moebus.producers.routing import AsyncRoutingPublisher, PublisherClosed, PublisherSuspended
+from moebus.schemas.errors import InvalidInput
 from tests.contract.publisher_suite import FaultSuite, PublisherSuite
-from tests.contract.publisher_world import WAIT, JournalWorld, MemoryWorld
+from tests.contract.publisher_world import PARTITIONS, WAIT, JournalWorld, MemoryWorld
 from tests.support.routes import make_routes
 
 
@@ -35,3 +37,28 @@ def test_a_thread_knows_what_it_never_sent() -> None:
     assert isinstance(errors[0], AppendUnknown)  # it was with the log's client
     assert isinstance(errors[-1], PublisherClosed)
     assert "nothing of it is in the log" in str(errors[-1])
+
+
+def test_the_async_twin_says_the_same(world: MemoryWorld) -> None:
+    async def main() -> None:
+        async with AsyncRoutingPublisher(world.make(max_bytes=1 << 20, block_seconds=WAIT)) as publisher:
+            stored = await (await publisher.submit(make_routes(3), "a", 2))
+            assert (stored.ref.rollout_id, stored.ref.choice, stored.records) == ("a", 2, 2)
+            with pytest.raises(InvalidInput, match="routes"):
+                await publisher.submit(make_routes(3)[0], "a")
+            publisher.suspend()
+            with pytest.raises(PublisherSuspended):
+                await (await publisher.submit(make_routes(3), "a"))
+            publisher.resume()
+            with world.outage():
+                await publisher.submit(make_routes(100_000), "first")
+                waiting = asyncio.create_task(publisher.submit(make_routes(100_000), "second"))
+                await asyncio.sleep(0)  # the loop goes on while the call waits for room
+                assert not waiting.done()
+            await (await waiting)
+            assert len((await (await publisher.clear(0))).positions) == PARTITIONS
+            assert await publisher.flush(WAIT)
+            assert publisher.stats().stored == 3
+            assert await publisher.close(WAIT) == []
+
+    asyncio.run(main())

@@ -10,6 +10,7 @@ from moebus.observability.clock import Clock
 from moebus.producers.routing.jobs import Wire
 from moebus.producers.routing.process.child import Child
 from moebus.producers.routing.process.journal import Journal
+from moebus.producers.routing.process.spawn import LOOK
 
 
 class ChildThread:
@@ -36,13 +37,16 @@ class ChildThread:
     def ring(self) -> None:
         with self._lock:
             if self._open:
-                os.write(self._bell, b".")
+                os.write(self._bell, LOOK)
 
     def hang_up(self) -> None:
         with self._lock:
             if self._open:
                 self._open = False
                 os.close(self._bell)
+
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
 
     def kill(self) -> None:
         self._journal.want()

@@ -2,6 +2,7 @@
 
 `hold`: submits N rollouts, prints one line `pid of the child`, and lives until it is killed. `daemonic`: the same from
 a daemonic process of `multiprocessing`, and waits for the receipts. `leave`: submits and ends without `close`.
+`default`: a journal of the default size; prints who sends and its limit, and waits for the receipts.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ def main(mode: str, bootstrap: str, prefix: str, journal: str, count: str) -> No
         process.start()
         process.join(90)
         sys.exit(process.exitcode)
+    if mode == "default":
+        with publisher(settings(bootstrap, prefix, None, max_bytes=None)) as made:
+            sys.stdout.write(f"{type(made._sender).__name__} {made._sender.limit}\n")
+            submit(made, range(int(count)))
+            assert made.flush(90)
+        return
     made = publisher(settings(bootstrap, prefix, Path(journal) if journal != "-" else None))
     submit(made, range(int(count)))
     while child_pid(made) is None:

@@ -19,6 +19,7 @@ from moebus.producers.routing.process import layout, protocol
 from moebus.producers.routing.process.entries import name_of, read_fence, read_parcel
 from moebus.producers.routing.process.journal import Cursor, Journal
 from moebus.producers.routing.process.layout import Entry
+from moebus.producers.routing.process.spawn import END
 
 AHEAD = 256
 """Entries read ahead at most: what waits beyond them costs the child no memory."""
@@ -34,8 +35,8 @@ class Child:
         self, journal: Journal, bell: int, acks: int, broker: Broker, wire: Wire, clock: Clock,
         *, receipt_timeout: float, orphan_seconds: float, parent_alive: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`bell`: descriptor to read from, a byte means look, its end means that nothing more comes; `acks`: to
-        write to. Both are closed at the end."""
+        """`bell`: descriptor to read `spawn.LOOK` and `spawn.END` from, `acks`: to write to; both are closed at
+        the end."""
         self._journal = journal
         self._bell = bell
         self._acks: int | None = acks
@@ -76,8 +77,10 @@ class Child:
         ready, _, _ = select.select(watched, [], [], TICK)
         if self._wake_read in ready:
             os.read(self._wake_read, 65_536)
-        if self._bell in ready and os.read(self._bell, 65_536) == b"":
-            self._become_alone()
+        if self._bell in ready:
+            rings = os.read(self._bell, 65_536)
+            if not rings or END in rings:
+                self._become_alone()
         if not self._alone and not self._parent_alive():
             self._become_alone()
 

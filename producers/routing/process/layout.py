@@ -13,7 +13,7 @@ import xxhash
 MAGIC = b"MOEJRNL1"
 HEAD_BYTES = 4096
 ALIGN = 64
-MIN_ENTRY = 1024
+LEAST_ROLLOUT, LEAST_FENCE = 4096, 1024
 """What an entry takes at least, so that a bound in bytes also bounds how many receipts wait."""
 
 FILE = Struct("<8sQI")
@@ -60,9 +60,10 @@ def up(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-def entry_size(meta_bytes: int, data_bytes: int) -> int:
+def entry_size(kind: int, meta_bytes: int, data_bytes: int) -> int:
     """Bytes that an entry takes in the ring."""
-    return max(MIN_ENTRY, ALIGN + up(meta_bytes) + up(data_bytes))
+    least = LEAST_ROLLOUT if kind == ROLLOUT else LEAST_FENCE
+    return max(least, ALIGN + up(meta_bytes) + up(data_bytes))
 
 
 def pack_entry(entry: Entry) -> bytes:

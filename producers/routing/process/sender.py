@@ -123,7 +123,7 @@ class ProcessSender:
 
     def prepare(self, parcel: Parcel) -> Callable[[Settle], bool]:
         meta = parcel_meta(parcel)
-        size = entry_size(len(meta), parcel.rows.size * parcel.card.dtype.itemsize)
+        size = entry_size(layout.ROLLOUT, len(meta), parcel.rows.size * parcel.card.dtype.itemsize)
         if size > self.limit:
             raise too_large(parcel, self.limit)
         return lambda settle: self._send(parcel, meta, size, settle)
@@ -144,7 +144,7 @@ class ProcessSender:
         self.check_open(name)
         meta = fence_meta(fence, name)
         with self._cond:
-            slot = self._room(entry_size(len(meta), 0), self._options.block_seconds, 0)
+            slot = self._room(entry_size(layout.FENCE, len(meta), 0), self._options.block_seconds, 0)
             if slot is not None:
                 self._write(slot, layout.FENCE, self._clock.now_ms(), meta, None)
                 self._pending[slot.seq] = _Pending(name, slot.position, settle)

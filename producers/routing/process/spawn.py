@@ -21,6 +21,11 @@ sys.exit(main(sys.argv[1:]))
 must not end up in the child's imports."""
 
 
+LOOK, END = b"\n", b"."
+"""Rings of the bell: there is something new; nothing more comes. (A fork of the publisher may hold the pipe open, so
+that closing it is not seen.)"""
+
+
 class Running(Protocol):
     """A child as the publisher sees it."""
 
@@ -41,6 +46,8 @@ class Running(Protocol):
         ...
 
     def kill(self) -> None: ...
+
+    def ended(self) -> bool: ...
 
     def reap(self, timeout: float) -> int | None:
         """Its exit code, None while it runs; closes what is open when it has ended."""
@@ -82,16 +89,21 @@ class ChildProcess:
     def ring(self) -> None:
         with self._lock, suppress(OSError):  # full: it has not looked yet; broken: it is gone
             if self._open:
-                os.write(self._bell, b"\n")
+                os.write(self._bell, LOOK)
 
     def hang_up(self) -> None:
         with self._lock:
             if self._open:
                 self._open = False
+                with suppress(OSError):
+                    os.write(self._bell, END)
                 os.close(self._bell)
 
     def kill(self) -> None:
         self._process.kill()
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def reap(self, timeout: float) -> int | None:
         try:

@@ -117,6 +117,8 @@ class Watch:
                 *lines, rest = (rest + piece).split(b"\n")
                 self._take(lines)
                 last = self._clock.monotonic()
+            elif child.ended():  # a fork of this process holds the pipe open
+                return
             if not given_up and self._overdue(last):
                 given_up = True
                 _log.error("routes.child_silent", f"process {child.pid} of the publisher is silent and is replaced")

@@ -38,7 +38,7 @@ def journal(fd: int) -> Iterator[Journal]:
 
 def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
     rows = make_routes(50).astype("int64")
-    size = layout.entry_size(5, rows.size)
+    size = layout.entry_size(layout.ROLLOUT, 5, rows.size)
     journal.write(1, 0, size, layout.ROLLOUT, 123, b"12345", rows, np.uint8)
     entry = journal.entry(0, 1)
     assert entry is not None

@@ -12,6 +12,7 @@ from moebus.observability.clock import SystemClock
 from moebus.producers.routing.process import layout, place
 from moebus.producers.routing.process.place import Place, child_may_start, open_place
 from moebus.schemas.errors import SettingsError
+from tests.support.fork import exit_code, in_a_fork
 from tests.support.routes import make_routes
 
 CLOCK = SystemClock()
@@ -90,16 +91,18 @@ def test_one_publisher_at_a_time(tmp_path: Path) -> None:
 def test_a_publisher_of_another_process_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     first = open_place(path, 2 * MB, CLOCK)
-    child = os.fork()
-    if child == 0:  # record locks do not follow the fork: this is a stranger
-        place._here.clear()
-        try:
-            open_place(path, 2 * MB, CLOCK, wait=0.3)
-        except SettingsError as exc:
-            os._exit(0 if "in use by another publisher" in str(exc) else 1)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_code(in_a_fork(lambda: _open_as_a_stranger(path))) == 0
     first.close()
+
+
+def _open_as_a_stranger(path: Path) -> int:
+    """Record locks do not follow a fork."""
+    place._here.clear()
+    try:
+        open_place(path, 2 * MB, CLOCK, wait=0.3)
+    except SettingsError as exc:
+        return 0 if "in use by another publisher" in str(exc) else 1
+    return 2
 
 
 def test_a_child_of_another_publisher_may_not_start(tmp_path: Path) -> None:

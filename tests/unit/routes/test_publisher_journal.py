@@ -94,8 +94,8 @@ def test_entries_of_more_than_20_hours_are_dropped_by_name(tmp_path: Path, caplo
         publisher.submit(make_routes(1), "old")
         publisher.close(0)
     clock.advance(19 * 3600)
-    publisher = world.make(journal=tmp_path / "j", max_bytes=MB)
     with world.outage():
+        publisher = world.make(journal=tmp_path / "j", max_bytes=MB)
         publisher.submit(make_routes(1), "young")
         publisher.close(0)
     clock.advance(2 * 3600)
@@ -117,7 +117,7 @@ def test_what_waited_for_more_than_20_hours_is_not_sent(kind: str) -> None:
     publisher = world.make(receipt_timeout=1e6)
     with world.outage():
         receipts = [publisher.submit(make_routes(1), f"r{n}") for n in range(100)]
-        writer = world.broker.cluster.writers[-1]
+        writer = wait_until(lambda: world.broker.cluster.writers, WAIT, "the child to start")[-1]
         wait_until(lambda: writer.unsettled() == 32, what="window full")  # type: ignore[attr-defined]
         clock.advance(21 * 3600)
     errors = [receipt.exception(WAIT) for receipt in receipts]

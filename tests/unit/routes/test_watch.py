@@ -30,6 +30,9 @@ class Silent:
             self.killed.set()
             os.close(self._write)
 
+    def ended(self) -> bool:
+        return self.killed.is_set()
+
     def reap(self, timeout: float) -> int | None:
         assert self.killed.is_set()
         os.close(self.acks)
