@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -62,7 +63,7 @@ def _place(mode: Mode, options: PublisherSettings) -> Place | None:
     if mode == "thread":
         return None
     try:
-        if not sys.platform.startswith("linux") or not sys.executable:
+        if not sys.platform.startswith("linux") or not _is_python(sys.executable):
             raise SettingsError("publisher.mode: process needs Linux and a Python that can be started; use thread")
         return open_place(options.journal, options.max_bytes, SystemClock())
     except SettingsError as exc:
@@ -70,6 +71,11 @@ def _place(mode: Mode, options: PublisherSettings) -> Place | None:
             raise  # asked for by name
         _log.warning("routes.thread", f"routes are sent from a thread of this process: {exc}")
         return None
+
+
+def _is_python(program: str) -> bool:
+    """False where Python is built into another program, which would be started once more."""
+    return os.path.basename(program).startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
 
 
 def _process(place: Place, settings: Settings) -> MakeSender:

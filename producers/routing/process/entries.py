@@ -73,5 +73,8 @@ def read_fence(meta: bytes) -> tuple[Delete | Clear, str]:
 
 
 def name_of(meta: bytes) -> str:
-    """What people call the entry."""
-    return str(json.loads(meta)["name"])
+    """What people call the entry; also of one that is damaged."""
+    try:
+        return str(json.loads(meta)["name"])
+    except (ValueError, KeyError, TypeError):
+        return "a damaged entry"

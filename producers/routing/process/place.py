@@ -82,6 +82,9 @@ def _anonymous() -> int:
 
 
 def _named(path: Path) -> int:
+    with suppress(OSError):
+        found = os.stat(path)
+        _refuse_twice((found.st_dev, found.st_ino), path)  # not even opened: closing it would give the lock back
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -91,9 +94,8 @@ def _named(path: Path) -> int:
 
 def _lock(fd: int, path: Path | None, identity: tuple[int, int], clock: Clock, wait: float) -> None:
     """Record locks: they belong to one process and do not follow a fork, but say nothing within the process."""
+    _refuse_twice(identity, path)
     with _here_lock:
-        if identity in _here:
-            raise SettingsError(f"publisher.journal: {path} is in use by another publisher of this process")
         _here.add(identity)
     deadline = clock.monotonic() + wait
     while not (held := _try_lock(fd)):
@@ -102,9 +104,16 @@ def _lock(fd: int, path: Path | None, identity: tuple[int, int], clock: Clock, w
         _ask_to_leave(fd)
         _look_again.wait(0.1)
     if not held:
+        _ask_to_leave(fd, b"\0")
         with _here_lock:
             _here.discard(identity)
         raise SettingsError(f"publisher.journal: {path} is in use by another publisher; name another file")
+
+
+def _refuse_twice(identity: tuple[int, int], path: Path | None) -> None:
+    with _here_lock:
+        if identity in _here:
+            raise SettingsError(f"publisher.journal: {path} is in use by another publisher of this process")
 
 
 def _try_lock(fd: int) -> bool:
@@ -131,9 +140,10 @@ def child_may_start(fd: int, journal: Journal, owner: bytes, clock: Clock, wait:
             _look_again.wait(0.1)
 
 
-def _ask_to_leave(fd: int) -> None:
+def _ask_to_leave(fd: int, wish: bytes = b"\1") -> None:
+    """Or, with b"\\0", takes the wish back."""
     if layout.unpack_file(os.pread(fd, layout.FILE.size, 0)) is not None:
-        os.pwrite(fd, b"\1", layout.TAKEOVER_AT)
+        os.pwrite(fd, wish, layout.TAKEOVER_AT)
 
 
 def _has_open_entries(fd: int) -> bool:

@@ -40,7 +40,7 @@ class Watch:
         self._stopping = threading.Event()
         self._kill = False
         self._stopped_at = 0.0
-        self._spoke = False
+        self._progress = False
         self._trouble: str | None = "the publisher's process is starting"
         self._thread = threading.Thread(target=self._run, name="moebus-publisher", daemon=True)
         self._thread.start()
@@ -73,14 +73,14 @@ class Watch:
     def _run(self) -> None:
         pause = _FIRST_PAUSE
         while not self._stopping.is_set():
-            self._spoke = False
+            self._progress = False
             if self._start():
                 self._listen()
                 self._bury()
             if self._stopping.is_set():
                 return
             self._restarted()
-            pause = _FIRST_PAUSE if self._spoke else min(_LAST_PAUSE, pause * 2)
+            pause = _FIRST_PAUSE if self._progress else min(_LAST_PAUSE, pause * 2)
             self._stopping.wait(pause)
 
     def _start(self) -> bool:
@@ -131,8 +131,9 @@ class Watch:
     def _take(self, lines: list[bytes]) -> None:
         for line in lines:
             said = protocol.heard(line)
-            self._spoke, self._trouble = True, None
+            self._trouble = None
             if said is not None:
+                self._progress = True
                 self._heard(*said)
 
     def _bury(self) -> None:

@@ -84,6 +84,7 @@ def test_one_publisher_at_a_time(tmp_path: Path) -> None:
     first = open_place(path, 2 * MB, CLOCK)
     with pytest.raises(SettingsError, match="another publisher of this process"):
         open_place(path, 2 * MB, CLOCK)
+    assert exit_code(in_a_fork(lambda: _open_as_a_stranger(path))) == 0, "the refusal gave the lock away"
     first.close()
     open_place(path, 2 * MB, CLOCK).close()
 
@@ -92,6 +93,7 @@ def test_a_publisher_of_another_process_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     first = open_place(path, 2 * MB, CLOCK)
     assert exit_code(in_a_fork(lambda: _open_as_a_stranger(path))) == 0
+    assert not first.journal.takeover, "the stranger's wish outlived its try"
     first.close()
 
 
