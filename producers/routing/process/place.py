@@ -1,18 +1,16 @@
-"""Where a journal lies, how big it is, and who may use it."""
+"""Where a journal lies and how big it is."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import tempfile
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from moebus.observability.clock import Clock
-from moebus.producers.routing.process import layout
+from moebus.producers.routing.process import layout, locks
 from moebus.producers.routing.process.journal import Cursor, Journal, format_file
 from moebus.schemas.errors import SettingsError
 
@@ -20,11 +18,6 @@ DEFAULT_BYTES = 256 << 20
 LEAST_BYTES = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
-TAKEOVER_SECONDS = 15.0
-PARENT_BYTE, CHILD_BYTE = 0, 1
-_here: set[tuple[int, int]] = set()
-_here_lock = threading.Lock()
-_look_again = threading.Event()  # never set: a wait that a test can see through
 
 
 @dataclass
@@ -34,17 +27,16 @@ class Place:
     fd: int
     path: Path | None
     journal: Journal
-    identity: tuple[int, int]
+    identity: locks.Identity
 
     def close(self) -> None:
         """A named file stays, with what is unsent in it."""
         self.journal.close()
         os.close(self.fd)  # and with it the lock
-        with _here_lock:
-            _here.discard(self.identity)
+        locks.forget(self.identity)
 
 
-def open_place(path: Path | None, size: int | None, clock: Clock, wait: float = TAKEOVER_SECONDS) -> Place:
+def open_place(path: Path | None, size: int | None, clock: Clock, wait: float = locks.TAKEOVER_SECONDS) -> Place:
     """Opens the journal at `path`, with what a publisher before left in it, or makes one of `size` bytes (default:
     the smaller of 256 MB and half of what is free there).
 
@@ -54,24 +46,28 @@ def open_place(path: Path | None, size: int | None, clock: Clock, wait: float = 
     fd = _anonymous() if path is None else _named(path)
     identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
     try:
-        _lock(fd, path, identity, clock, wait)
+        locks.lock(fd, path, identity, clock, wait)
         try:
-            keep = _has_open_entries(fd)
-            if not _try_lock(fd):  # closing the map, which has a descriptor of its own, gave the lock back
-                raise SettingsError(f"publisher.journal: {path} is in use by another publisher; name another file")
-            if not keep:
-                _make(fd, path or SHARED_MEMORY, size)
-            journal = Journal(fd, populate=True, sum_rows=not _in_memory(identity[0]))
+            journal = _open(fd, path, identity, size)
         except BaseException:
-            with _here_lock:
-                _here.discard(identity)
+            locks.forget(identity)
             raise
     except BaseException:
         os.close(fd)
         raise
-    journal.set_owner(secrets.token_bytes(8))
-    fcntl.lockf(fd, fcntl.LOCK_UN, 1, CHILD_BYTE)
     return Place(fd, path, journal, identity)
+
+
+def _open(fd: int, path: Path | None, identity: locks.Identity, size: int | None) -> Journal:
+    keep = _has_open_entries(fd)
+    if not locks.try_lock(fd):  # closing the map, which has a descriptor of its own, gave the lock back
+        raise locks.taken(path)
+    if not keep:
+        _make(fd, path or SHARED_MEMORY, size)
+    journal = Journal(fd, populate=True, sum_rows=not _in_memory(identity[0]))
+    journal.set_owner(secrets.token_bytes(8))
+    locks.unlock_child(fd)
+    return journal
 
 
 def _anonymous() -> int:
@@ -84,66 +80,12 @@ def _anonymous() -> int:
 def _named(path: Path) -> int:
     with suppress(OSError):
         found = os.stat(path)
-        _refuse_twice((found.st_dev, found.st_ino), path)  # not even opened: closing it would give the lock back
+        locks.refuse_twice((found.st_dev, found.st_ino), path)  # not even opened: closing it would give the lock back
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         raise SettingsError(f"publisher.journal: {path} cannot be opened: {exc.strerror}") from None
-
-
-def _lock(fd: int, path: Path | None, identity: tuple[int, int], clock: Clock, wait: float) -> None:
-    """Record locks: they belong to one process and do not follow a fork, but say nothing within the process."""
-    _refuse_twice(identity, path)
-    with _here_lock:
-        _here.add(identity)
-    deadline = clock.monotonic() + wait
-    while not (held := _try_lock(fd)):
-        if clock.monotonic() >= deadline:
-            break
-        _ask_to_leave(fd)
-        _look_again.wait(0.1)
-    if not held:
-        _ask_to_leave(fd, b"\0")
-        with _here_lock:
-            _here.discard(identity)
-        raise SettingsError(f"publisher.journal: {path} is in use by another publisher; name another file")
-
-
-def _refuse_twice(identity: tuple[int, int], path: Path | None) -> None:
-    with _here_lock:
-        if identity in _here:
-            raise SettingsError(f"publisher.journal: {path} is in use by another publisher of this process")
-
-
-def _try_lock(fd: int) -> bool:
-    """Both bytes: no publisher has it and no child of one that is gone."""
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, PARENT_BYTE)
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CHILD_BYTE)
-    except OSError:
-        fcntl.lockf(fd, fcntl.LOCK_UN, 2, PARENT_BYTE)
-        return False
-    return True
-
-
-def child_may_start(fd: int, journal: Journal, owner: bytes, clock: Clock, wait: float = TAKEOVER_SECONDS) -> bool:
-    """Takes the child's byte for good. False: another child has it, or another publisher the journal."""
-    deadline = clock.monotonic() + wait
-    while True:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CHILD_BYTE)
-            return journal.owner == owner
-        except OSError:
-            if clock.monotonic() >= deadline:
-                return False
-            _look_again.wait(0.1)
-
-
-def _ask_to_leave(fd: int, wish: bytes = b"\1") -> None:
-    """Or, with b"\\0", takes the wish back."""
-    if layout.unpack_file(os.pread(fd, layout.FILE.size, 0)) is not None:
-        os.pwrite(fd, wish, layout.TAKEOVER_AT)
 
 
 def _has_open_entries(fd: int) -> bool:

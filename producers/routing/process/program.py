@@ -13,7 +13,7 @@ from moebus.observability.log import configure_logging, get_logger
 from moebus.producers.routing.process.child import Child
 from moebus.producers.routing.process.config import ChildConfig
 from moebus.producers.routing.process.journal import Journal
-from moebus.producers.routing.process.place import child_may_start
+from moebus.producers.routing.process.locks import child_may_start
 
 _log = get_logger(__name__)
 

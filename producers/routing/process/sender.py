@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from moebus.broker.errors import AppendUnknown
 from moebus.observability.clock import Clock
@@ -12,12 +11,12 @@ from moebus.observability.log import get_logger
 from moebus.observability.metrics import Metrics
 from moebus.observability.settings import PublisherSettings
 from moebus.producers.routing.errors import PublisherClosed, RoutesDropped
-from moebus.producers.routing.parcel import MAX_AGE_MS, Parcel, Sent, Settle
+from moebus.producers.routing.parcel import Parcel, Sent, Settle
 from moebus.producers.routing.process import layout
-from moebus.producers.routing.process.entries import fence_meta, name_of, parcel_meta
-from moebus.producers.routing.process.journal import Cursor
-from moebus.producers.routing.process.layout import Entry, entry_size
+from moebus.producers.routing.process.entries import fence_meta, parcel_meta
+from moebus.producers.routing.process.layout import entry_size
 from moebus.producers.routing.process.place import Place
+from moebus.producers.routing.process.recovery import Pending, recover
 from moebus.producers.routing.process.ring import Ring, Slot
 from moebus.producers.routing.process.spawn import Running
 from moebus.producers.routing.process.watch import Watch
@@ -28,13 +27,6 @@ from moebus.schemas.record import Clear, Delete
 FENCE_RESERVE = 64 << 10
 """Bytes that rollouts leave free, so that a delete gets in when they fill the journal."""
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    name: str
-    position: int
-    settle: Settle
 
 
 class ProcessSender:
@@ -59,11 +51,11 @@ class ProcessSender:
         self._counters = counters
         self._on_used = on_used
         self._cond = threading.Condition()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._failures = 0
         self._closed = False
         self._ring = Ring(self._journal.capacity, *self._journal.tail())
-        self._recover()
+        self._pending.update(recover(self._journal, self._ring, clock, counters))
         self._watch = Watch(spawn, self._heard, self._restarted, clock)
 
     @property
@@ -80,45 +72,6 @@ class ProcessSender:
         """Of the process that sends, None between two."""
         return self._watch.pid
 
-    # What a publisher before left
-
-    def _recover(self) -> None:
-        cursor = Cursor(self._journal, *self._journal.tail())
-        while (entry := cursor.next()) is not None:
-            done = entry.kind == layout.PAD or self._journal.settled(entry.position)
-            slot = self._ring.restore(entry.size, settled=done)
-            if not done:
-                self._take_up(entry, slot)
-        self._journal.set_tail(*self._ring.tail)
-        if self._pending:
-            names = ", ".join(pending.name for pending in list(self._pending.values())[:20])
-            _log.info("routes.recovered", f"{len(self._pending)} unsent of a publisher before: {names}")
-
-    def _take_up(self, entry: Entry, slot: Slot) -> None:
-        whole = self._journal.whole(entry)
-        name = name_of(self._journal.meta(entry)) if whole else f"entry {entry.seq}"
-        old = self._clock.now_ms() - entry.created_ms > MAX_AGE_MS
-        if whole and not old:
-            self._counters.recovered()
-            self._pending[slot.seq] = _Pending(name, slot.position, self._on_recovered(name, entry.kind))
-            return
-        why = "older than 20 hours, so a delete of it may be forgotten" if whole else "damaged in the journal"
-        _log.error("routes.dropped", f"{name}: {why}; not sent", job=name)
-        self._counters.ended("dropped")
-        self._journal.mark(slot.position)
-        self._ring.settle(slot.seq)
-
-    def _on_recovered(self, name: str, kind: int) -> Settle:
-        def settle(outcome: Sent | Exception) -> None:
-            if isinstance(outcome, Sent):
-                self._counters.acknowledged(outcome.kinds, outcome.wire_bytes)
-            else:
-                _log.error("routes.lost", f"{name}: {outcome}", job=name)
-            if kind == layout.ROLLOUT:
-                self._counters.ended("stored" if isinstance(outcome, Sent) else "failed")
-
-        return settle
-
     # Taking in
 
     def prepare(self, parcel: Parcel) -> Callable[[Settle], bool]:
@@ -133,7 +86,7 @@ class ProcessSender:
             slot = self._room(size, patience(self._options), FENCE_RESERVE)
             if slot is not None:
                 self._write(slot, layout.ROLLOUT, parcel.created_ms, meta, parcel)
-                self._pending[slot.seq] = _Pending(parcel.name, slot.position, settle)
+                self._pending[slot.seq] = Pending(parcel.name, slot.position, settle)
             used = self._ring.used
         self._on_used(used)
         if slot is not None:
@@ -147,7 +100,7 @@ class ProcessSender:
             slot = self._room(entry_size(layout.FENCE, len(meta), 0), self._options.block_seconds, 0)
             if slot is not None:
                 self._write(slot, layout.FENCE, self._clock.now_ms(), meta, None)
-                self._pending[slot.seq] = _Pending(name, slot.position, settle)
+                self._pending[slot.seq] = Pending(name, slot.position, settle)
             else:
                 self._failures += 1
         if slot is None:
@@ -206,7 +159,7 @@ class ProcessSender:
             self._cond.notify_all()
         self._on_used(used)
 
-    def _settle(self, pending: _Pending, outcome: Sent | Exception) -> None:
+    def _settle(self, pending: Pending, outcome: Sent | Exception) -> None:
         try:
             pending.settle(outcome)
         except Exception as exc:

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from moebus.observability.clock import SystemClock
-from moebus.producers.routing.process import layout, place
-from moebus.producers.routing.process.place import Place, child_may_start, open_place
+from moebus.producers.routing.process import layout, locks, place
+from moebus.producers.routing.process.locks import child_may_start
+from moebus.producers.routing.process.place import Place, open_place
 from moebus.schemas.errors import SettingsError
 from tests.support.fork import exit_code, in_a_fork
 from tests.support.routes import make_routes
@@ -99,7 +100,7 @@ def test_a_publisher_of_another_process_keeps_it(tmp_path: Path) -> None:
 
 def _open_as_a_stranger(path: Path) -> int:
     """Record locks do not follow a fork."""
-    place._here.clear()
+    locks.in_use.clear()
     try:
         open_place(path, 2 * MB, CLOCK, wait=0.3)
     except SettingsError as exc:
