@@ -59,9 +59,9 @@ class AsyncOperation:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         limit = self.core.limit(timeout)
         outcome: Outcome | None = None
-        # What takes the reader's lock runs on a thread: the loop must not wait for a batch that is being read.
-        await loop.run_in_executor(self._threads, self.core.listen, lambda: _set(loop, changed))
         try:
+            # What takes the reader's lock runs on a thread: the loop must not wait for a batch that is being read.
+            await loop.run_in_executor(self._threads, self.core.listen, lambda: _set(loop, changed))
             while True:
                 changed.clear()
                 new: list[ControlResponse] = []
@@ -119,6 +119,11 @@ class AsyncControlClient(Commands[Coroutine[Any, Any, Outcome]]):
             await asyncio.get_running_loop().run_in_executor(None, self._client.close)
         finally:
             self._threads.shutdown(wait=False)
+
+    @property
+    def failure(self) -> Exception | None:
+        """See `ControlClient.failure`."""
+        return self._client.failure
 
     async def call(
         self, method: Method | str, args: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]

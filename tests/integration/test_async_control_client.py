@@ -154,6 +154,11 @@ class Ticker:
             self.ticks += 1
 
 
+def answer_all(worker: FakeWorker, first: int) -> None:
+    for request in worker.seen[first:]:
+        worker.answer(request, 0, Reply())
+
+
 async def hundred_in_flight(control: AsyncControlClient, worker: FakeWorker) -> tuple[float, float]:
     """The latest tick of a loop that does nothing, and that of one with 100 commands in flight, from the first append
     to the last answer."""
@@ -164,7 +169,7 @@ async def hundred_in_flight(control: AsyncControlClient, worker: FakeWorker) -> 
         tasks = [asyncio.create_task(control.pause(timeout=120)) for _ in range(COMMANDS)]
         await until(lambda: len(worker.seen) == before + COMMANDS, 60)
         assert not any(task.done() for task in tasks), "all of them are in flight"
-        await asyncio.to_thread(lambda: [worker.answer(request, 0, Reply()) for request in worker.seen[before:]])
+        await asyncio.to_thread(answer_all, worker, before)
         outcomes = await asyncio.gather(*tasks)
     assert [outcome.status for outcome in outcomes] == ["ok"] * COMMANDS
     assert busy.ticks > 3

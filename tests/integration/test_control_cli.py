@@ -17,7 +17,7 @@ from moebus.broker.local import LocalCluster
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics, ensure
-from moebus.cli import _context, control, workers
+from moebus.cli import _context, _output, control, workers
 from moebus.consumers.control import ControlWorkerHost, WorkerSpec
 from moebus.engine.simulated import SimulatedEngine
 from moebus.observability.settings import KafkaSettings
@@ -186,7 +186,7 @@ def test_show_tells_the_life_of_a_command(broker: MemoryBroker) -> None:
 
 def test_ids_and_positions_are_whole_in_a_narrow_window(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """80 columns are narrower than a row of any of these tables: each id and each position is on one line."""
-    monkeypatch.setattr(control.out, "width", 80)
+    monkeypatch.setattr(_output.out, "width", 80)
     request_id = f"control-{'4f0c' * 16}"
     worker = "rollout-worker.rack-12.host-0042.example-zone-b"
     with FakeWorker(broker, TOPICS, worker, {"role": "rollout"}):
@@ -200,7 +200,7 @@ def test_ids_and_positions_are_whole_in_a_narrow_window(broker: MemoryBroker, mo
     for text, word in ((show, request_id), (history, request_id), (workers_text, worker), (one, worker)):
         assert word in text
     assert "\u2026" not in show + history + workers_text + one, "something was cut"
-    monkeypatch.setattr(control.out, "width", 240)
+    monkeypatch.setattr(_output.out, "width", 240)
     assert max(map(len, run("control", "show", request_id).stdout.splitlines())) > 80, "a table where there is room"
 
 

@@ -114,7 +114,12 @@ def test_a_worker_that_kafka_does_not_hear_is_not_ready(lab: Lab) -> None:
         host.step()
         assert "acknowledged nothing for 10 s" in lab.health.ready()["workers"]
     lab.clock.advance(2.0)
-    wait_until(lambda: (host.step(), lab.health.ready())[1] == {}, what="ready again")
+
+    def ready_again() -> bool:
+        host.step()
+        return lab.health.ready() == {}
+
+    wait_until(ready_again, what="ready again")
 
 
 def test_a_worker_waits_for_its_topics_and_says_so() -> None:
