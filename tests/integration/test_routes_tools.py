@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moebus.broker import open_broker
+from moebus.broker.local import LocalCluster
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import LogRecord, OutRecord
 from moebus.broker.topics import Topics, ensure
@@ -17,7 +19,7 @@ from moebus.consumers.dlt import dead_letters
 from moebus.producers import RoutingPublisher
 from moebus.schemas import layouts
 from moebus.schemas.record import Delete, encode
-from tests.support.cli import MemoryCli
+from tests.support.cli import KafkaCli, MemoryCli
 from tests.support.routes import CARD, attempt_id, make_attempt, make_routes, make_tokens
 from tests.support.store_http import serving
 from tests.support.wait import wait_until
@@ -241,3 +243,28 @@ def test_help_teaches(cli: MemoryCli, name: str) -> None:
 def test_help_of_dead_letters_teaches(cli: MemoryCli, name: str) -> None:
     ran = cli.run("dlt", name, "--help")
     assert (ran.code, "Example: " in ran.out, "--json" in ran.out) == (0, True, True)
+
+
+@pytest.mark.kafka
+def test_tail_and_dead_letters_on_kafka(kafka_broker: LocalCluster, topic_prefix: str, tmp_path: Path) -> None:
+    """Null headers, offsets and gaps are the real one's."""
+    real = KafkaCli(kafka_broker.bootstrap, topic_prefix)
+    topics = Topics(topic_prefix)
+    broker = open_broker(kafka_broker.bootstrap)
+    ensure(broker.admin(), topics, routes_partitions=2)
+    chunk = make_attempt(run="run").chunks[0]
+    with RoutingPublisher(broker, topics, run="run", card=CARD) as publisher:
+        publisher.submit(make_routes(5), "a:0:0:0").result(30)
+        publisher.delete("b").result(30)
+    kinds = [one["kind"] for one in real.run("routes", "tail", *RUN, "--last", "9", "--limit", "4", "--json").lines]
+    assert sorted(kinds) == ["chunk", "delete", "delete", "end"]
+    writer = broker.writer("w")
+    for key in (None, b"run/a"):
+        original = LogRecord(topics.routes, 1, 70 + bool(key), 7, key, chunk)
+        writer.append(dead_letter(original, topics.dlt, "odd", "why", "test")).result(30)
+    assert [one["key"] for one in real.run("dlt", "ls", "--json").lines] == [None, "run/a"]
+    sent = real.run("dlt", "replay", "--all", "--json").lines
+    assert [one["sent_to"].rsplit("/", 1)[0] for one in sent] == [f"{topics.routes}/1"] * 2
+    last = real.run("routes", "tail", *RUN, "--from-start", "--idle-timeout", "5", "--limit", "6", "--json").lines
+    assert sorted(one["kind"] for one in last) == ["chunk"] * 3 + ["delete"] * 2 + ["end"]
+    broker.close()

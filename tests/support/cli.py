@@ -1,4 +1,4 @@
-"""The `moebus` command in this process, on a broker in memory."""
+"""The `moebus` command in this process, on a broker in memory or on Kafka."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ class Ran:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+def run_command(*arguments: str) -> Ran:
+    """Errors that are no sentence of ours are raised."""
+    found = CliRunner().invoke(app, list(arguments))
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return Ran(found.exit_code, found.stdout, found.stderr)
+
+
+class KafkaCli:
+    """On a real broker."""
+
+    def __init__(self, bootstrap: str, prefix: str) -> None:
+        self._given = ("--bootstrap-servers", bootstrap, "--topic-prefix", prefix)
+
+    def run(self, *arguments: str) -> Ran:
+        return run_command(*self._given, *arguments)
+
+
 class MemoryCli:
     """Every command gets a broker of its own on one cluster, as it would over a network."""
 
@@ -42,7 +60,4 @@ class MemoryCli:
         monkeypatch.setattr(_context, "open_broker", open_broker)
 
     def run(self, *arguments: str) -> Ran:
-        found = CliRunner().invoke(app, ["--topic-prefix", self._prefix, *arguments])
-        if found.exception is not None and not isinstance(found.exception, SystemExit):
-            raise found.exception
-        return Ran(found.exit_code, found.stdout, found.stderr)
+        return run_command("--topic-prefix", self._prefix, *arguments)
