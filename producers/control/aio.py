@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from moebus.observability.settings import Settings
 
-THREADS = 8
-"""For appends and look-ups. Waiting for answers takes none: any number of commands may be in flight."""
+THREADS = 4
+"""For appends and look-ups; few, since each may keep the interpreter from the loop for a switch interval. Waiting for
+answers takes none: any number of commands may be in flight."""
 _RETRY_SECONDS = 0.2
 T = TypeVar("T")
 
