@@ -87,7 +87,8 @@ def decode_object(value: bytes) -> Decoded:
         raise BadRecord("not_json", f"the record is not JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise BadRecord("not_object", "the record is JSON but not an object")
-    if _depth_over(parsed, MAX_DEPTH):
+    # Without that many brackets it cannot be that deep; lists of tens of thousands of names are not walked.
+    if value.count(b"{") + value.count(b"[") > MAX_DEPTH and _depth_over(parsed, MAX_DEPTH):
         faults.append(("value", f"nested deeper than {MAX_DEPTH} levels"))
     return Decoded(parsed, faults)
 
