@@ -223,3 +223,18 @@ def test_a_decoded_size_above_the_limit_is_refused_before_it_is_allocated() -> N
         parse_request(unsized, [("content-encoding", b"zstd")])
     small = zstandard.ZstdCompressor(write_content_size=False).compress(wire())
     assert parse_request(small, [("Content-Encoding", b" ZSTD ")]).method is Method.PAUSE
+
+
+@pytest.mark.parametrize(
+    ("info", "accepted"),
+    [("[" * 60 + "]" * 60, True), ("[" * 63 + "]" * 63, False), ("[" + ",".join(["[]"] * 500) + "]", True)],
+    ids=["deep enough", "too deep", "wide"],
+)
+def test_depth(info: str, accepted: bool) -> None:
+    """64 levels in all, counted from the record; many brackets beside each other are no depth."""
+    value = f'{{"request_id":"r","method":"transfer_weights","args":{{"step":"init","info":{{"x":{info}}}}}}}'.encode()
+    if accepted:
+        assert parse_request(value).method is Method.TRANSFER_WEIGHTS
+    else:
+        with pytest.raises(InvalidRequest, match="nested deeper than 64 levels"):
+            parse_request(value)
