@@ -91,14 +91,14 @@ def _ready_workers(http: httpx.Client) -> tuple[str, ...]:
 
 @pytest.fixture
 def generating(fleet: Fleet) -> Iterator[list[httpx.Response]]:
-    """A request under way on each worker most of the time; what they answered."""
+    """Requests on each worker, one after the other; what they answered."""
     stop = threading.Event()
     answers: list[httpx.Response] = []
 
     def one_after_the_other(number: int) -> None:
         while not stop.is_set():
-            answers.append(fleet.generate(number, max_tokens=5000))
-            stop.wait(0.02)
+            answers.append(fleet.generate(number, max_tokens=2000))
+            stop.wait(0.03)
 
     with ThreadPoolExecutor(len(WORKERS)) as pool:
         futures = [pool.submit(one_after_the_other, number) for number in range(len(WORKERS))]
