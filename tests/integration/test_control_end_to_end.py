@@ -110,12 +110,28 @@ def test_two_controllers_that_both_build_on_the_same_command(broker: MemoryBroke
     assert base is not None
     with ControlClient(broker, TOPICS, issuer="second") as second:
         won = client.sleep(["kv_cache"], expect=Expect(after=base.offset), request_id="won")
-        with pytest.raises(FleetError, match=r"conflict.*'won'") as caught:
+        with pytest.raises(FleetError, match="conflict") as caught:
             second.wakeup(expect=Expect(after=base.offset))
         assert won.ok
+        assert won.position is not None
+        named = f"request 'won' at offset {won.position.offset} came first"
+        assert {r.message for r in caught.value.outcome.responses.values()} == {f"expect.after={base.offset}: {named}"}
         assert caught.value.outcome.http_status == 409
         assert second.operation("won") == won
         assert second.history(2)[0].request.request_id == "won"
+
+
+def test_two_controllers_that_both_update_from_the_same_version(broker: MemoryBroker, client: ControlClient) -> None:
+    client.pause()
+    with ControlClient(broker, TOPICS, issuer="second") as second:
+        won = client.update_weights("v2", expect=Expect(version="initial"), request_id="won")
+        with pytest.raises(FleetError, match="conflict") as caught:
+            second.update_weights("v3", expect=Expect(version="initial"))
+        assert won.position is not None
+        text = f"expect.version='initial': the weights are 'v2' by request 'won' at offset {won.position.offset}"
+        assert {r.message for r in caught.value.outcome.responses.values()} == {text}
+        assert caught.value.outcome.decision == "void"
+        assert second.resume(expect=Expect(version="v2")).ok
 
 
 def test_partial_and_min_ok(client: ControlClient, engines: list[SimulatedEngine]) -> None:
