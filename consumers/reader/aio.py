@@ -14,10 +14,12 @@ import numpy.typing as npt
 from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics
 from moebus.consumers.reader.batch import RouteBatch
+from moebus.consumers.reader.dense import RouteShard
 from moebus.consumers.reader.item import StreamItem
 from moebus.consumers.reader.listing import Page
 from moebus.consumers.reader.reader import RoutingReader
 from moebus.consumers.reader.rollout import Rollout
+from moebus.consumers.reader.shard import MegatronShard
 from moebus.consumers.reader.stream import RolloutStream, StreamOptions
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.metrics import Metrics
@@ -98,6 +100,18 @@ class AsyncRoutingReader:
     ) -> RouteBatch:
         """As `RoutingReader.resolve`."""
         return await self._call(partial(self._reader.resolve, refs, tokens, wait=wait, missing=missing, layers=layers))
+
+    async def resolve_shard(
+        self,
+        refs: Sequence[RouteRef],
+        shard: MegatronShard,
+        tokens: Sequence[npt.ArrayLike] | None = None,
+        *,
+        wait: float = 0.0,
+        layers: Sequence[int] | None = None,
+    ) -> RouteShard:
+        """As `RoutingReader.resolve_shard`."""
+        return await self._call(partial(self._reader.resolve_shard, refs, shard, tokens, wait=wait, layers=layers))
 
     async def get(
         self,

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
@@ -18,9 +19,12 @@ from moebus.broker.topics import Topics
 from moebus.consumers.reader.ask import LOOKUP_SECONDS, Asker, Query
 from moebus.consumers.reader.batch import RouteBatch, build_batch, check_tokens
 from moebus.consumers.reader.checks import check_card, check_ref, shape_of
+from moebus.consumers.reader.dense import RouteShard
 from moebus.consumers.reader.directory import FixedStores, MembersDirectory, StoreDirectory
 from moebus.consumers.reader.listing import Page, list_page
 from moebus.consumers.reader.rollout import Rollout, check_rollout
+from moebus.consumers.reader.shard import MegatronShard
+from moebus.consumers.reader.sharded import Slice, build_shard, check_slice, shape_of_slices, slices_of
 from moebus.consumers.reader.store_client import StoreClient
 from moebus.consumers.reader.stream import RolloutStream, StreamOptions
 from moebus.observability.clock import Clock, SystemClock
@@ -131,9 +135,7 @@ class RoutingReader:
             BrokerUnavailable: the stores could not be looked up.
         """
         started = self._clock.monotonic()
-        for ref in refs:
-            if ref.run != self.run:
-                raise InvalidInput("refs", f"{ref.key} is of another run than {self.run}")
+        self._of_this_run(refs)
         lengths = None if tokens is None else check_tokens(refs, tokens)
         wanted = None if layers is None else tuple(layers)
         distinct = list(dict.fromkeys(refs))
@@ -147,6 +149,44 @@ class RoutingReader:
         batch = build_batch(refs, found, shape_of(found, wanted, self.card), lengths)
         self._metrics.observe("moebus_reader_resolve_duration_seconds", self._clock.monotonic() - started)
         return batch
+
+    def resolve_shard(
+        self,
+        refs: Sequence[RouteRef],
+        shard: MegatronShard,
+        tokens: Sequence[npt.ArrayLike] | None = None,
+        *,
+        wait: float = 0.0,
+        layers: Sequence[int] | None = None,
+    ) -> RouteShard:
+        """What `resolve(refs, tokens, layers=layers).shard(shard)` gives, transferring only the rows of this rank.
+        What is missing raises. Padding and rows without routes may be filled with other ids than there.
+
+        Raises:
+            InvalidInput, RouteError, BrokerUnavailable: as `resolve`.
+        """
+        self._of_this_run(refs)
+        deadline = self._clock.monotonic() + wait
+        lengths = [ref.rows for ref in refs] if tokens is None else check_tokens(refs, tokens)
+        wanted = None if layers is None else tuple(layers)
+        rows = shard.rows(lengths)
+        pieces = slices_of(rows, refs, lengths)
+        if not pieces and self.card is None:  # nothing for this rank; somebody has to say what the model is
+            pieces = [Slice(index, 0, 0) for index, ref in enumerate(refs) if ref.rows][:1]
+
+        def read(piece: Slice) -> Rollout:
+            query = replace(self._query(refs[piece.index], wanted), start=piece.start, stop=piece.stop)
+            left = max(0.0, deadline - self._clock.monotonic())
+            try:
+                return check_slice(self._counted(query, left), refs[piece.index], piece)
+            except InvalidInput as exc:
+                if exc.field != "stop":
+                    raise
+                raise RouteCorrupt(f"{refs[piece.index].key} has fewer rows than the ref says: {exc.reason}") from exc
+
+        found = list(self._pool.map(read, pieces))
+        shape = shape_of_slices(found, wanted, self.card)
+        return build_shard(rows, lengths, list(zip(pieces, found, strict=True)), shard, shape)
 
     def get(
         self,
@@ -244,6 +284,11 @@ class RoutingReader:
     def _forget(self, stream: RolloutStream) -> None:
         with self._lock:
             self._streams.remove(stream)
+
+    def _of_this_run(self, refs: Sequence[RouteRef]) -> None:
+        for ref in refs:
+            if ref.run != self.run:
+                raise InvalidInput("refs", f"{ref.key} is of another run than {self.run}")
 
     def _try(self, ref: RouteRef, deadline: float, layers: tuple[int, ...] | None) -> Rollout | RouteError:
         wait = max(0.0, deadline - self._clock.monotonic())

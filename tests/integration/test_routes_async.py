@@ -43,7 +43,7 @@ def publisher(broker: MemoryBroker) -> Iterator[RoutingPublisher]:
 
 
 def test_it_takes_the_same_arguments() -> None:
-    names = ["__init__", "from_settings", "resolve", "get", "exists", "page", "rollouts", "close"]
+    names = ["__init__", "from_settings", "resolve", "resolve_shard", "get", "exists", "page", "rollouts", "close"]
     for name in names:
         ours, theirs = getattr(AsyncRoutingReader, name), getattr(RoutingReader, name)
         assert list(inspect.signature(ours).parameters.values()) == list(inspect.signature(theirs).parameters.values())

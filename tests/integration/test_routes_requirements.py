@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,19 @@ import pytest
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import OutRecord
 from moebus.broker.topics import Topics, ensure
-from moebus.consumers import RoutingReader
+from moebus.consumers import MegatronShard, Rollout, RoutingReader
 from moebus.consumers.dlt import dead_letters
 from moebus.consumers.reader import StoreUnreachable
+from moebus.consumers.reader.ask import Query
 from moebus.producers import RoutingPublisher
 from moebus.schemas.dtypes import RouteArray
-from moebus.schemas.errors import BadRecord
+from moebus.schemas.errors import BadRecord, InvalidInput
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import Chunk, Header, decode, encode_attempt, unpack
 from moebus.schemas.record.chunking import Outcome
 from moebus.schemas.rollout import rollout_key
 from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, RouteNeverComing, RouteNotYet, StoreCatchingUp
+from moebus.schemas.route_ref import RouteRef
 from tests.support.routes import CARD, attempt_id, make_routes, make_tokens
 from tests.support.store_http import OPTIONS, serving
 from tests.support.wait import wait_until
@@ -154,18 +157,52 @@ def test_fifty_turns_cost_what_their_new_tokens_cost(fleet: Fleet) -> None:
     assert np.array_equal(fleet.reader.resolve([ref], wait=WAIT).routes, routes)
 
 
-def test_ranks_that_read_their_share_read_a_rollout_once_in_all(fleet: Fleet) -> None:
-    routes = make_routes(64)
+def test_ranks_that_read_their_share_read_a_rollout_once_in_all(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks (context 2, tensor 2 with sequence parallel, pipeline 2) and rollouts of several lengths."""
+    sizes = (64, 7, 0, 1)
+    tokens = [make_tokens(rows + 1, seed=rows) for rows in sizes]
     with fleet.publisher() as publisher:
-        publisher.submit(routes, "a:0:0:0")
-    fleet.reader.get("a:0:0:0", wait=WAIT)
-    pieces = [
-        fleet.reader.get("a:0:0:0", start=first, stop=first + 16, layers=[layer]).routes
-        for first in range(0, 64, 16)
-        for layer in CARD.moe_layers
-    ]
-    assert sum(piece.nbytes for piece in pieces) == routes.nbytes
-    assert np.array_equal(np.concatenate(pieces[::3]), routes[:, :1])
+        refs = [
+            publisher.submit(make_routes(rows, seed=rows), f"d{rows}:0:0:0", token_ids=ids).ref
+            for rows, ids in zip(sizes, tokens, strict=True)
+        ]
+    everything = fleet.reader.resolve(refs, tokens, wait=WAIT)
+    read: list[int] = []
+    fetch = fleet.reader._asker._fetch
+
+    def counted(url: str, query: Query, wait: float) -> Rollout:
+        found = fetch(url, query, wait)
+        read.append(found.routes.nbytes)
+        return found
+
+    monkeypatch.setattr(fleet.reader._asker, "_fetch", counted)
+    for cp_rank, tp_rank, stage in product((0, 1), (0, 1), ([1], [2, 5])):
+        shard = MegatronShard(cp_rank, 2, tp_rank, 2, sequence_parallel=True)
+        mine, want = fleet.reader.resolve_shard(refs, shard, tokens, layers=stage), everything.shard(shard, stage)
+        assert mine.rows.tolist() == want.rows.tolist()
+        assert mine.valid.tolist() == want.valid.tolist()
+        assert np.array_equal(mine.routes[mine.valid], want.routes[want.valid])
+        assert (mine.layers, mine.cu_seqlens.tolist()) == (tuple(stage), want.cu_seqlens.tolist())
+        assert len(mine.per_router()) == len(stage)
+    assert sum(read) == sum(sizes) * len(CARD.moe_layers) * CARD.top_k
+
+
+def test_a_rank_without_rows_and_a_ref_that_does_not_fit(fleet: Fleet) -> None:
+    with fleet.publisher() as publisher:
+        ref = publisher.submit(make_routes(1), "a:0:0:0", token_ids=make_tokens(1)).ref
+        none = publisher.submit(make_routes(0), "b:0:0:0").ref
+    for refs in ([ref], [none, ref]):
+        empty = fleet.reader.resolve_shard(refs, MegatronShard(1, 2, layout="contiguous"), wait=WAIT)
+        assert empty.routes.shape[1:] == (3, 2)
+        assert not empty.valid.any()
+    assert fleet.reader.resolve_shard([], MegatronShard()).routes.shape[0] == 0
+    longer = RouteRef("run", "a:0:0:0", 0, ref.attempt, 2)
+    with pytest.raises(RouteCorrupt, match="the ref says"):
+        fleet.reader.resolve_shard([longer], MegatronShard())
+    with pytest.raises(InvalidInput, match="another run"):
+        fleet.reader.resolve_shard([RouteRef("other", "a", 0, ref.attempt, 1)], MegatronShard())
+    with pytest.raises(RouteNotYet):
+        fleet.reader.resolve_shard([RouteRef("run", "c", 0, ref.attempt, 1)], MegatronShard())
 
 
 def put(fleet: Fleet, values: list[bytes]) -> None:
