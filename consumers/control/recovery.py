@@ -58,7 +58,7 @@ def take_over(worker: Worker, prior: MemberState | None, history: Sequence[Entry
             worker.handle(entry, catching_up=True)
     reporter.operation = None
     reporter.applied = max([reporter.applied, *(entry.offset + 1 for entry in history[-1:])])
-    worker.settle()
+    worker.settle(doubtful)
 
 
 def settle_doubt(worker: Worker, entry: Entry) -> None:

@@ -313,25 +313,26 @@ class Worker:
             return f"{self.spec.worker_id} is {state.fault}: {state.reason}"
         return None
 
-    def settle(self) -> None:
-        """Stages a pending update again, reconciles, opens, and says so."""
+    def settle(self, doubtful: int | None = None) -> None:
+        """Stages a pending update again, reconciles, opens, and says so. `doubtful`: offset of what the last process
+        was doing when it ended."""
         if self.state.pending is not None and self.state.pending != self.state.missed:
             self.keeper.reconcile(open_traffic=False)
-            self._stage_again(self.state.pending)
+            self._stage_again(self.state.pending, doubtful == self.state.pending)
         self.keeper.reconcile(open_traffic=True)
         self.reporter.shown = None
         self.reporter.ready = True
         self.reporter.waiting = None
         self.reporter.record()
 
-    def _stage_again(self, offset: int | None) -> None:
+    def _stage_again(self, offset: int | None, doubtful: bool) -> None:
         update = self.shared.index.updates.get(offset) if offset is not None else None
         if update is None or update.args is None:
             self.state = replace(self.state, pending=None, phase=Lifecycle.PAUSED)
             return
         ticket = Ticket.of_update(update, self.shared.clock.now_ms())
         self.bind_log(ticket)
-        answer = self.recall(update.request_id, update.digest)
+        answer = self.recall(update.request_id, update.digest) if doubtful else None
         if answer is not None and answer.phase is Phase.DONE:  # it could not stage again, and has said so
             self.state = replace(self.state, missed=offset)
             return
