@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 
@@ -47,7 +48,7 @@ class BlockPool:
         self.epoch = 0
         self.evictions = 0
         self._refs = [0] * num_blocks
-        self._generations = [0] * num_blocks
+        self._generations = np.zeros(num_blocks, dtype=np.int64)
         self._keys: list[bytes | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -70,7 +71,11 @@ class BlockPool:
         return len(self._refs)
 
     def generation(self, block: int) -> int:
-        return self._generations[block]
+        return int(self._generations[block])
+
+    def generations(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of many blocks at once."""
+        return self._generations[blocks]
 
     def prefix_keys(self, tokens: Sequence[int]) -> Iterator[bytes]:
         """The keys of the full blocks at the start of `tokens`, without the last token: that one has to be forwarded
@@ -120,7 +125,7 @@ class BlockPool:
             block, _ = self._idle.popitem(last=False)
             key = self._keys[block]
             assert key is not None  # idle blocks carry one
-            evicted.append(Evicted(block, key, self._generations[block]))
+            evicted.append(Evicted(block, key, self.generation(block)))
             self._forget(block)
             self.evictions += 1
         self._given += 1

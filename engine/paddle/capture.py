@@ -16,6 +16,8 @@ from moebus.engine.spans import version_spans
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.model_card import ModelCard
 
+FLUSH_STEPS = 16
+
 
 class RouteMissing(EngineFailed):
     """A row that a request needs was never captured, or belongs to what the slot held before."""
@@ -30,9 +32,23 @@ class CapturedRows:
     version: npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What one step captured: `slots` and `generations` [T], `layers` ids [T, top_k] each, on the device."""
+
+    slots: Ints
+    generations: Ints
+    version: str
+    layers: list[Tensor]
+
+
 class RouteCapture:
     """`buffer` [slots, moe_layers, top_k], of the smallest type that holds the ids. A row is valid for a block's
-    generation only, so what an evicted block left behind can not be taken for new rows."""
+    generation only, so what an evicted block left behind can not be taken for new rows.
+
+    What steps captured goes to the buffer a few steps at a time, always before anybody reads it: a copy for each step
+    would cost more than all else that capture does.
+    """
 
     def __init__(self, card: ModelCard, num_slots: int, block_size: int) -> None:
         self.card = card
@@ -41,13 +57,53 @@ class RouteCapture:
         self._generation = np.zeros(num_slots, dtype=np.int64)  # 0: never written
         self._version = np.zeros(num_slots, dtype=np.int32)
         self._versions: list[str] = []
+        self._pending: list[_Pending] = []
 
     def step(self, slots: Ints, generations: Ints, version: str) -> StepCapture:
         """What the router hook of one forward writes to. `slots` [T], `generations` [T] of their blocks."""
         return StepCapture(self, slots, generations, version)
 
+    def defer(self, slots: Ints, generations: Ints, version: str, layers: list[Tensor]) -> None:
+        """As `write`, sooner or later; `layers`: ids [T, top_k] of each MoE layer, which nobody changes any more."""
+        self._pending.append(_Pending(slots, generations, version, layers))
+        if len(self._pending) >= FLUSH_STEPS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was deferred, in order."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        for one in pending:
+            if one.version not in self._versions:
+                self._versions.append(one.version)
+        slots = np.concatenate([one.slots for one in pending])
+        self._buffer[slots] = self._on_host(pending)  # of a slot that occurs twice the last row stays
+        self._generation[slots] = np.concatenate([one.generations for one in pending])
+        indexes = [self._versions.index(one.version) for one in pending]
+        self._version[slots] = np.repeat(indexes, [len(one.slots) for one in pending])
+
+    def _on_host(self, pending: Sequence[_Pending]) -> RouteArray:
+        """[T, moe_layers, top_k] of all steps. One copy from a device; on the CPU there is nothing to copy from."""
+        if pending[0].layers[0].place.is_cpu_place():
+            rows: RouteArray = np.empty(
+                (sum(len(one.slots) for one in pending), *self._buffer.shape[1:]), dtype=self.card.dtype
+            )
+            start = 0
+            for one in pending:
+                stop = start + len(one.slots)
+                for index, layer in enumerate(one.layers):
+                    rows[start:stop, index] = layer.numpy()
+                start = stop
+            return rows
+        paddle = load_paddle()
+        steps = [paddle.stack(one.layers, axis=1) for one in pending]
+        stacked: RouteArray = paddle.concat(steps, axis=0).numpy().astype(self.card.dtype)
+        return stacked
+
     def write(self, slots: Ints, generations: Ints, version: str, ids: RouteArray) -> None:
         """Rows `ids` [T, moe_layers, top_k] for `slots` [T]."""
+        self.flush()
         if version not in self._versions:
             self._versions.append(version)
         self._buffer[slots] = ids
@@ -60,10 +116,12 @@ class RouteCapture:
 
     def copy_rows(self, slots: Ints, generation: int) -> CapturedRows:
         """The rows of a block that is leaving its slots."""
+        self.flush()
         return CapturedRows(self._buffer[slots], self._generation[slots] == generation, self._version[slots])
 
     def restore_rows(self, slots: Ints, generation: int, rows: CapturedRows) -> None:
         """Puts a block's rows into other slots; those that were not valid are not valid there either."""
+        self.flush()
         self._buffer[slots] = rows.ids
         self._generation[slots] = np.where(rows.valid, generation, 0)
         self._version[slots] = rows.version
@@ -78,6 +136,7 @@ class RouteCapture:
         Raises:
             RouteMissing: naming the first row.
         """
+        self.flush()
         slots = sequence_slots(block_table, rows, self._block_size)
         wanted = np.repeat(np.asarray(generations, dtype=np.int64), self._block_size)[:rows]
         bad = np.flatnonzero(self._generation[slots] != wanted)
@@ -88,7 +147,7 @@ class RouteCapture:
 
 
 class StepCapture:
-    """The router hook of one forward: collects on the device, copies to the host once."""
+    """The router hook of one forward: collects on the device."""
 
     def __init__(self, capture: RouteCapture, slots: Ints, generations: Ints, version: str) -> None:
         self._capture = capture
@@ -99,7 +158,7 @@ class StepCapture:
         self._layers[layer] = ids
 
     def finish(self) -> None:
-        """Writes the rows.
+        """Hands the rows over.
 
         Raises:
             RouteMissing: a MoE layer of the model card was not seen, or one outside it was.
@@ -107,8 +166,7 @@ class StepCapture:
         layers = self._capture.card.moe_layers
         if tuple(sorted(self._layers)) != layers:
             raise RouteMissing(f"routes: layers {sorted(self._layers)} were seen, the model card has {list(layers)}")
-        ids = load_paddle().stack([self._layers[layer] for layer in layers], axis=1)
-        self._capture.write(*self._where, ids.numpy().astype(self._capture.card.dtype))
+        self._capture.defer(*self._where, [self._layers[layer] for layer in layers])
 
 
 class PositionCapture(StepCapture):

@@ -101,7 +101,7 @@ class PaddleEngine:
             hook=self._on_step,
         )
         self._admission = Admission()
-        runner = Runner(config, weights, self._cache, self._capture, self_check=self_check)
+        runner = Runner(config, weights, self._cache, self._tiers.pool, self._capture, self_check=self_check)
         self._scheduler = Scheduler(runner, self._tiers, self._capture, self._admission, config, self._on_step)
         self._scheduler.usable = self._usable
 
@@ -208,6 +208,8 @@ class PaddleEngine:
         self.hook("pause", mode, deadline)
         result = self._admission.pause(mode, deadline, self._scheduler.still)
         self.device.synchronize()
+        with self._scheduler.device_lock:
+            self._capture.flush()
         swaps = self._tiers.drain(deadline)
         return replace(result, participants=() if swaps is None else (swaps,))
 
@@ -302,6 +304,7 @@ class PaddleEngine:
         self._scheduler.join(_JOIN_S)
         self._tiers.close(_JOIN_S)
         with self._scheduler.device_lock:
+            self._capture.flush()
             self._weights.sleep("discard", _NEVER)
             self._cache.release()
         self.device.release_unused()

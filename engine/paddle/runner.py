@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 import numpy.typing as npt
 
+from moebus.engine.paddle.blocks import BlockPool
 from moebus.engine.paddle.capture import PositionCapture, RouteCapture, StepCapture
 from moebus.engine.paddle.config import ModelConfig
 from moebus.engine.paddle.kvcache import KVCache, PagedAttention
@@ -22,11 +23,19 @@ class Runner:
     """Every sequence of a call forwards the same number of tokens: a prefill runs alone, decodes run together."""
 
     def __init__(
-        self, config: ModelConfig, weights: WeightMemory, cache: KVCache, capture: RouteCapture, *, self_check: bool
+        self,
+        config: ModelConfig,
+        weights: WeightMemory,
+        cache: KVCache,
+        pool: BlockPool,
+        capture: RouteCapture,
+        *,
+        self_check: bool,
     ) -> None:
         self._config = config
         self._weights = weights
         self._cache = cache
+        self._pool = pool
         self._capture = capture
         self._self_check = self_check
         self._decoder = Decoder(config, weights.parameters)
@@ -45,7 +54,7 @@ class Runner:
             [np.asarray(s.tokens[start : start + count], np.int64) for s, start in zip(sequences, history, strict=True)]
         )
         attend = PagedAttention(self._cache, slots, self._seen_slots(tables, lengths), np.asarray(lengths, np.int64))
-        step = self._step_capture(sequences, rows, positions, slots)
+        step = self._step_capture(slots, positions)
         with load_paddle().no_grad():  # thread-local
             hidden = self._decoder.hidden(tokens, positions, attend, OwnRouting(self._config, step))
             last = load_paddle().to_tensor(np.arange(1, len(history) + 1, dtype=np.int64) * count - 1)
@@ -80,9 +89,8 @@ class Runner:
             seen[row, :length] = sequence_slots(table, length, self._config.block_size)
         return seen
 
-    def _step_capture(self, sequences: Many[Sequence], rows: Ints, positions: Ints, slots: Ints) -> StepCapture:
-        given = [sequence.generations for sequence in sequences]
-        generations = slots_of(given, rows, positions, self._config.block_size) // self._config.block_size
+    def _step_capture(self, slots: Ints, positions: Ints) -> StepCapture:
+        generations = self._pool.generations(slots // self._config.block_size)
         version = self._weights.version or ""
         if self._self_check:
             return PositionCapture(self._capture, slots, generations, version, positions)

@@ -35,6 +35,7 @@ class Report:
 
 
 Case = Callable[[int], Report]
+"""Takes the number of its round, which seeds it."""
 
 
 @contextmanager
@@ -57,79 +58,73 @@ def prompts_of(count: int, sizes: tuple[int, int], seed: int, max_tokens: int = 
     return random_prompts(count, sizes, CONFIG.vocab_size, seed, max_tokens=max_tokens, temperature=1.0)
 
 
-def no_cache(scale: int) -> Report:
+def no_cache(turn: int) -> Report:
     report = Report()
     with engine_of() as engine:
-        for turn in range(scale):
-            engine.reset_cache()
-            results = run(engine, prompts_of(8, (60, 100), turn), report)
-            assert sum(result.cached_tokens for result in results) == 0
-            report.seen += len(results)
+        engine.reset_cache()
+        results = run(engine, prompts_of(8, (60, 100), turn), report)
+        assert sum(result.cached_tokens for result in results) == 0
+        report.seen += len(results)
     return report
 
 
-def prefix_hits(scale: int) -> Report:
+def prefix_hits(turn: int) -> Report:
     report = Report()
     with engine_of() as engine:
-        for turn in range(scale):
-            heads = prompts_of(4, (40, 80), turn)
-            for more in (0, 10):
-                draw = np.random.default_rng(turn)
-                tails = [np.append(p.token_ids, draw.integers(0, 128, more + 1)) for p in heads]
-                longer = [replace(p, token_ids=tail) for p, tail in zip(heads, tails, strict=True)]
-                report.seen += sum(result.cached_tokens for result in run(engine, longer, report))
+        heads = prompts_of(4, (40, 80), turn)
+        for more in (0, 10):
+            draw = np.random.default_rng(turn)
+            tails = [np.append(p.token_ids, draw.integers(0, 128, more + 1)) for p in heads]
+            longer = [replace(p, token_ids=tail) for p, tail in zip(heads, tails, strict=True)]
+            report.seen += sum(result.cached_tokens for result in run(engine, longer, report))
     return report
 
 
-def cpu_swap(scale: int) -> Report:
+def cpu_swap(turn: int) -> Report:
     report = Report()
     with engine_of(num_blocks=32, max_batch=2, cpu_blocks=256) as engine:
-        for turn in range(scale):
-            prompts = prompts_of(6, (60, 90), turn)
-            for pair in (prompts[:2], prompts[2:4], prompts[4:], prompts[:2], prompts[2:4]):
-                run(engine, pair, report)
-                wait_until(lambda: engine.inspect().participants[0].in_flight == 0, timeout=60, what="swaps at rest")
+        prompts = prompts_of(6, (60, 90), turn)
+        for pair in (prompts[:2], prompts[2:4], prompts[4:], prompts[:2], prompts[2:4]):
+            run(engine, pair, report)
+            wait_until(lambda: engine.inspect().participants[0].in_flight == 0, timeout=60, what="swaps at rest")
         report.seen = engine.cache.swapped_in
     return report
 
 
-def preemption(scale: int) -> Report:
+def preemption(turn: int) -> Report:
     report = Report()
     with engine_of(num_blocks=18, max_batch=6) as engine:
-        for turn in range(scale):
-            run(engine, prompts_of(6, (20, 40), turn, max_tokens=40), report)
+        run(engine, prompts_of(6, (20, 40), turn, max_tokens=40), report)
         report.seen = engine.preemptions
     return report
 
 
-def chunked_prefill(scale: int) -> Report:
+def chunked_prefill(turn: int) -> Report:
     report = Report()
     with engine_of(prefill_chunk=13) as engine:
-        for turn in range(scale):
-            prompts = prompts_of(8, (30, 120), turn, max_tokens=12)
-            run(engine, prompts, report)
-            report.seen += sum(len(prompt.token_ids) // 13 for prompt in prompts)
+        prompts = prompts_of(8, (30, 120), turn, max_tokens=12)
+        run(engine, prompts, report)
+        report.seen += sum(len(prompt.token_ids) // 13 for prompt in prompts)
     return report
 
 
-def four_choices(scale: int) -> Report:
+def four_choices(turn: int) -> Report:
     report = Report()
     with engine_of(max_batch=16) as engine:
-        for turn in range(scale):
-            engine.reset_cache()
-            prompts = [one for prompt in prompts_of(3, (60, 90), turn, max_tokens=10) for one in choices(prompt, 4)]
-            results = run(engine, prompts, report)
-            report.seen += sum(result.cached_tokens > 50 for result in results)
-            assert sum(result.cached_tokens == 0 for result in results) == 3
+        engine.reset_cache()
+        prompts = [one for prompt in prompts_of(3, (60, 90), turn, max_tokens=10) for one in choices(prompt, 4)]
+        results = run(engine, prompts, report)
+        report.seen += sum(result.cached_tokens > 50 for result in results)
+        assert sum(result.cached_tokens == 0 for result in results) == 3
     return report
 
 
-def many_turns(scale: int) -> Report:
-    """Conversations of up to 50 turns; each turn's prompt is all there was before and a few new tokens."""
-    report, draw = Report(), np.random.default_rng(7)
+def many_turns(turn: int) -> Report:
+    """Conversations of 50 turns (10 in round 0); a turn's prompt is all there was before and a few new tokens."""
+    report, draw = Report(), np.random.default_rng(turn)
     with engine_of() as engine:
-        prompts = prompts_of(2, (10, 20), 3)
-        for _ in range(min(10 * scale, 50)):
+        prompts = prompts_of(2, (10, 20), turn)
+        for _ in range(50 if turn else 10):
             results = run(engine, prompts, report)
             report.seen += sum(result.cached_tokens > 0 for result in results)
             prompts = [
@@ -139,17 +134,16 @@ def many_turns(scale: int) -> Report:
     return report
 
 
-def all_at_once(scale: int) -> Report:
+def all_at_once(turn: int) -> Report:
     """Chunks, preemption, both tiers of the cache and choices, in one engine under pressure."""
     report = Report()
     with engine_of(num_blocks=30, max_batch=6, cpu_blocks=128, prefill_chunk=24) as engine:
-        for turn in range(scale):
-            bases = prompts_of(2, (40, 70), turn % 3, max_tokens=20)
-            run(engine, [one for base in bases for one in choices(base, 3)], report)
-            wait_until(lambda: engine.inspect().participants[0].in_flight == 0, timeout=60, what="swaps at rest")
-            run(engine, prompts_of(3, (50, 80), 100 + turn, max_tokens=12), report)
-            wait_until(lambda: engine.inspect().participants[0].in_flight == 0, timeout=60, what="swaps at rest")
-            run(engine, [one for base in bases for one in choices(base, 2)], report)
+        bases = prompts_of(2, (40, 70), turn % 3, max_tokens=20)
+        run(engine, [one for base in bases for one in choices(base, 3)], report)
+        wait_until(lambda: engine.inspect().participants[0].in_flight == 0, timeout=60, what="swaps at rest")
+        run(engine, prompts_of(3, (50, 80), 100 + turn, max_tokens=12), report)
+        wait_until(lambda: engine.inspect().participants[0].in_flight == 0, timeout=60, what="swaps at rest")
+        run(engine, [one for base in bases for one in choices(base, 2)], report)
         report.seen = min(engine.preemptions, engine.cache.swapped_in)
     return report
 
