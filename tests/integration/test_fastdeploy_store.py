@@ -86,6 +86,19 @@ def world(tmp_path: Path) -> Iterator[World]:
     broker.close()
 
 
+@pytest.fixture
+def wrapper() -> Iterator[StoreWrapper]:
+    """A started wrapper, and nobody who reads."""
+    broker = MemoryBroker()
+    ensure(broker.admin(), TOPICS, routes_partitions=2)
+    with RoutingPublisher(broker, TOPICS, run="run", card=CARD) as publisher:
+        made = StoreWrapper(fd_config(), publisher=publisher)
+        made.start_store_warpper()
+        yield made
+        made.shutdown()
+    broker.close()
+
+
 def _ready(reader: RoutingReader) -> bool:
     try:
         reader.page(limit=1)
@@ -142,17 +155,17 @@ def test_choices_of_a_request_id_stand_apart(world: World) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["fastdeploy_request_ids"], ids=lambda case: case["request_id"][:40] or "empty")
-def test_ids_follow_fastdeploys_rule(world: World, case: dict[str, Any]) -> None:
-    receipt = world.wrapper.submit_put_task(gathered(2), case["request_id"])
+def test_ids_follow_fastdeploys_rule(wrapper: StoreWrapper, case: dict[str, Any]) -> None:
+    receipt = wrapper.submit_put_task(gathered(2), case["request_id"])
     plain = not case["request_id"].startswith("chatcmpl-")
     if case["verdict"] == "refused" and not (plain and case["request_id"]):
         with pytest.raises(InvalidInput, match=r"request_id|rollout_id"):
             receipt.result(WAIT)
-        assert world.wrapper.refused == 1
+        assert wrapper.refused == 1
     elif not plain:
         ref = receipt.result(WAIT).ref
         assert (ref.rollout_id, ref.choice) == (case["rollout_id"], case["choice"])
-        assert world.wrapper.refused == 0
+        assert wrapper.refused == 0
     else:  # what split_request_id made of it is an opaque id
         assert receipt.result(WAIT).ref.rollout_id == case["request_id"]
 
@@ -170,8 +183,8 @@ def test_ids_follow_fastdeploys_rule(world: World, case: dict[str, Any]) -> None
         ("a:1:__import__('os'):0", None),
     ],
 )
-def test_what_a_turn_supersedes(world: World, rollout_id: str, before: str | None) -> None:
-    assert world.wrapper.get_needed_clear_ids(rollout_id) == before
+def test_what_a_turn_supersedes(wrapper: StoreWrapper, rollout_id: str, before: str | None) -> None:
+    assert wrapper.get_needed_clear_ids(rollout_id) == before
 
 
 @pytest.mark.parametrize("layered", [False, True])
@@ -226,14 +239,14 @@ def test_rows_that_were_never_captured_are_said_and_not_sent(world: World) -> No
         (gathered(3).astype(np.float32), "integers"),
     ],
 )
-def test_arrays_of_another_model_are_refused_and_counted(world: World, routes: np.ndarray, why: str) -> None:
+def test_arrays_of_another_model_are_refused_and_counted(wrapper: StoreWrapper, routes: np.ndarray, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
-        world.wrapper.submit_put_task(routes, "a:0:0:0").result(WAIT)
-    assert world.wrapper.refused == 1
+        wrapper.submit_put_task(routes, "a:0:0:0").result(WAIT)
+    assert wrapper.refused == 1
 
 
-def test_layers_that_do_not_fit_or_do_not_come(world: World) -> None:
-    put = world.wrapper.submit_put_task
+def test_layers_that_do_not_fit_or_do_not_come(wrapper: StoreWrapper) -> None:
+    put = wrapper.submit_put_task
     first = put(gathered(3)[0], "a:0:0:0", layer_idx=0)
     again = [put(layer, "a:0:0:0", layer_idx=index) for index, layer in enumerate(gathered(4))]  # a retry, longer
     with pytest.raises(LayersLost, match="1 layers came"):
@@ -244,7 +257,7 @@ def test_layers_that_do_not_fit_or_do_not_come(world: World) -> None:
     with pytest.raises(InvalidInput, match="one layer"):
         put(gathered(3), "b:0:0:0", layer_idx=0).result(WAIT)
     open_ended = put(gathered(3)[0], "c:0:0:0", layer_idx=0)
-    assert world.wrapper.shutdown() == ["c:0:0:0#0"]
+    assert wrapper.shutdown() == ["c:0:0:0#0"]
     with pytest.raises(LayersLost):
         open_ended.result(WAIT)
     with pytest.raises(PublisherClosed, match="not started"):
