@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from pydantic import JsonValue
 
@@ -83,6 +83,7 @@ class Effects:
         self.engine = engine
         self._log = log
         self._staged: tuple[int, Staged] | None = None
+        self._found: Inspection | None = None
 
     def run(self, run: Run, state: State, deadline: Deadline, watch: Watch, between: Callable[[], None]) -> Outcome:
         """Carries out `run.steps`. `watch` is told each step before it begins, `between` is called after each but the
@@ -111,7 +112,7 @@ class Effects:
         return self._ended(run, state, out, errors)
 
     def _ended(self, run: Run, before: State, out: Outcome, errors: list[MoebusError]) -> Outcome:
-        after = self.observe(out.state)
+        after = self._seen(out)
         if not errors:
             code, frozen = Code.PARTIAL if run.short else Code.OK, after.frozen
             return replace(out, code=code, message=run.short, state=replace(run.after, frozen=frozen))
@@ -129,7 +130,7 @@ class Effects:
 
     def _stopped(self, step: Step, out: Outcome, error: MoebusError) -> Outcome:
         self._log.warning("control.step_failed", str(error), step=type(step).__name__)
-        state, code = self.observe(out.state), code_of(error)
+        state, code = self._seen(out), code_of(error)
         if isinstance(step, Stage):
             # A process before this one voted with `staged`: that binds until the decision, which may be a commit.
             bound = state.pending if state.pending == step.offset else None
@@ -251,12 +252,22 @@ class Effects:
             state = state.with_tag(tag, Residency.RESIDENT if held else Residency.ASLEEP)
         return replace(state, frozen=found.frozen > 0)
 
+    def _seen(self, out: Outcome) -> State:
+        """`observe` at the end of an operation; what else of the engine took part is named in the answer."""
+        state = self.observe(out.state)
+        if self._found is not None and self._found.participants:
+            out.result["participants"] = [
+                {**asdict(one), "cut": [*one.cut[:MAX_LISTED]]} for one in self._found.participants
+            ]
+        return state
+
     def _inspect(self) -> Inspection | None:
         try:
-            return self.engine.inspect()
+            self._found = self.engine.inspect()
         except Exception as error:
             self._log.warning("control.inspect_failed", str(error))
-            return None
+            self._found = None
+        return self._found
 
     def _tainted(self) -> bool:
         found = self._inspect()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from moebus.engine.simulated import SimulatedEngine
 from tests.contract.engine_suite import EngineSuite, Rig
+from tests.contract.engine_weights import WeightRules
 from tests.support.gate import Gate
 from tests.support.remote import ROOT
 
@@ -14,6 +15,15 @@ class TestSimulatedEngine(EngineSuite):
     def new_rig(self, root: Path) -> Rig:
         gate = Gate()
         engine = SimulatedEngine(allowed_roots=(str(root), ROOT), hook=gate)
+        return Rig(engine, gate, root, _write, len(engine.config.moe_layers), engine.config.top_k)
+
+
+class TestValidatingEngine(WeightRules):
+    """One that keeps nothing of what it checked and reads it again."""
+
+    def new_rig(self, root: Path) -> Rig:
+        gate = Gate()
+        engine = SimulatedEngine(stage="validated", allowed_roots=(str(root), ROOT), hook=gate)
         return Rig(engine, gate, root, _write, len(engine.config.moe_layers), engine.config.top_k)
 
 
