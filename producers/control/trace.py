@@ -134,6 +134,7 @@ class TraceBuilder:
         parts = [response.message] if response.message else []
         if response.state is not None:
             parts.append(f"[{response.state.lifecycle}, version {response.state.version or 'unknown'}]")
+        parts += _told(response.result or {})
         if self._digest is not None and response.request_digest != self._digest:
             parts.append("(to another command with this id)")
         return " ".join(parts)
@@ -185,6 +186,17 @@ def _producer(record: LogRecord) -> str:
 def _reason(record: LogRecord) -> str:
     value = record.header("reason")
     return value.decode("utf-8", "replace") if value is not None else "no reason given"
+
+
+def _told(result: Mapping[str, Any]) -> list[str]:
+    """What became of each tag, and what was staged or is loaded."""
+    parts = [f"{name}={result[name]}" for name in ("staged", "weights_digest") if name in result]
+    tags = result.get("tags")
+    for tag, entry in tags.items() if isinstance(tags, Mapping) else ():
+        if isinstance(entry, Mapping):
+            facts = [str(value) if name == "outcome" else f"{name}={value}" for name, value in entry.items()]
+            parts.append(f"{tag}: {' '.join(facts)}")
+    return parts
 
 
 def _target(target: str | list[str] | None) -> str:

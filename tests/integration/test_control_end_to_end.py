@@ -150,6 +150,13 @@ def test_the_trace_spans_client_and_workers(client: ControlClient) -> None:
         assert (name, "accepted") in whats
         assert (name, "done") in whats
     assert ("first", "expected") in whats
+    details = {event.detail for event in trace.events if event.what == "done"}
+    assert len(details) == 1
+    assert "weight: done freed_bytes=" in details.pop(), "what became of each tag"
+    steps = [
+        event.detail.partition(" [")[0] for event in trace.events if (event.actor, event.what) == (NAMES[0], "progress")
+    ]
+    assert steps == ["pause", "sleep weight", "sleep kv_cache"]
     times = [event.time_ms for event in trace.events]
     assert times == sorted(times)
     assert json.loads(json.dumps(trace.as_dict()))["outcome"]["status"] == "ok"
