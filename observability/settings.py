@@ -85,7 +85,8 @@ class PublisherSettings(_Section):
     what is free where the journal lies). `full`: what submit does then. `high_water`: share of the bound at which the
     callback is called. `receipt_timeout`: seconds after which a record without ack fails (20 h: fences live longer).
     `journal`: file that survives both processes (default: one on /dev/shm that nobody else sees).
-    `orphan_seconds`: how long the child goes on sending after its parent died.
+    `orphan_seconds`: how long the child goes on sending after its parent died. `sample`: share of the groups whose
+    routes are sent; a group is in or out as a whole, the same for every publisher.
     """
 
     mode: Literal["auto", "process", "thread"] = "auto"
@@ -96,6 +97,7 @@ class PublisherSettings(_Section):
     receipt_timeout: float = Field(72_000.0, gt=0)
     journal: Path | None = None
     orphan_seconds: float = Field(600.0, ge=0)
+    sample: float = Field(1.0, ge=0, le=1)
 
 
 class FastDeploySettings(_Section):

@@ -1,7 +1,7 @@
 """Publishing routes: `RoutingPublisher` and its receipts."""
 
 from moebus.producers.routing.aio import AsyncRoutingPublisher
-from moebus.producers.routing.errors import PublisherClosed, PublisherSuspended, RoutesDropped
+from moebus.producers.routing.errors import NotSampled, PublisherClosed, PublisherSuspended, RoutesDropped
 from moebus.producers.routing.publisher import RoutingPublisher
 from moebus.producers.routing.receipt import FenceReceipt, FenceStored, Receipt, RoutingReceipt, Stored
 from moebus.producers.routing.stats import PublisherStats
@@ -10,6 +10,7 @@ __all__ = [
     "AsyncRoutingPublisher",
     "FenceReceipt",
     "FenceStored",
+    "NotSampled",
     "PublisherClosed",
     "PublisherStats",
     "PublisherSuspended",

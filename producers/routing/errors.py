@@ -13,5 +13,9 @@ class PublisherSuspended(FatalError):
     """The publisher is suspended; nothing of this rollout was sent, on purpose."""
 
 
+class NotSampled(FatalError):
+    """The rollout's group is not in the share that is sent (`publisher.sample`); nothing of it was sent, on purpose."""
+
+
 class PublisherClosed(FatalError):
     """The publisher was closed before this call."""

@@ -17,14 +17,14 @@ from moebus.broker.topics import Topics
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.metrics import Metrics
 from moebus.observability.settings import PublisherSettings, Settings
-from moebus.producers.routing.errors import PublisherClosed, PublisherSuspended, RoutesDropped
+from moebus.producers.routing.errors import NotSampled, PublisherClosed, PublisherSuspended, RoutesDropped
 from moebus.producers.routing.high_water import HighWater, OnHighWater
 from moebus.producers.routing.jobs import Wire
 from moebus.producers.routing.parcel import Parcel, Sent
 from moebus.producers.routing.receipt import FenceReceipt, FenceStored, RoutingReceipt, Stored
 from moebus.producers.routing.sender import Sender, ThreadSender
 from moebus.producers.routing.stats import Counters, PublisherStats
-from moebus.producers.routing.submission import Submission, plan
+from moebus.producers.routing.submission import Submission, plan, sampled
 from moebus.schemas.attempt import attempt_text, new_attempt, parse_attempt
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.model_card import ModelCard
@@ -169,6 +169,10 @@ class RoutingPublisher:
         if self._suspended:
             self._counters.ended("suspended")
             future.set_exception(PublisherSuspended(f"{submission.name}: the publisher is suspended; nothing was sent"))
+        elif not sampled(submission.header.run, submission.header.group, self._options.sample):
+            self._counters.ended("skipped")
+            share = f"publisher.sample = {self._options.sample}"
+            future.set_exception(NotSampled(f"{submission.name}: its group is not sampled ({share}); nothing was sent"))
         elif not send(self._on_rollout(submission, future)):
             self._counters.ended("dropped")
             self._sender.note_failure()

@@ -8,20 +8,21 @@ from typing import Literal
 
 from moebus.observability.metrics import Metrics
 
-Ending = Literal["stored", "failed", "dropped", "suspended"]
+Ending = Literal["stored", "failed", "dropped", "suspended", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherStats:
-    """Counts since the start. `waiting`, `buffer_bytes`: now. `base_refused`: submissions whose base could not be
-    used, so that everything was sent. `recovered`: what a publisher before left in the journal. `wire_bytes`: record
-    values acknowledged."""
+    """Counts since the start. `waiting`, `buffer_bytes`: now. `skipped`: not sampled. `base_refused`: submissions
+    whose base could not be used, so that everything was sent. `recovered`: what a publisher before left in the
+    journal. `wire_bytes`: record values acknowledged."""
 
     submitted: int = 0
     stored: int = 0
     failed: int = 0
     dropped: int = 0
     suspended: int = 0
+    skipped: int = 0
     base_refused: int = 0
     recovered: int = 0
     records: int = 0

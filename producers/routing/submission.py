@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from moebus.schemas.attempt import attempt_text, parse_attempt
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import Base, Header, Outcome, Status, Versions
-from moebus.schemas.rollout import check_group, default_group, rollout_key
+from moebus.schemas.rollout import check_group, default_group, partition_key, rollout_key
 from moebus.schemas.route_ref import RouteRef, token_hash
 
 BASE_MAX_AGE_MS = 20 * 3600 * 1000
@@ -94,6 +95,12 @@ def plan(
         ref=ref,
         base_refused=base is not None and used is None,
     )
+
+
+def sampled(run: str, group: str, share: float) -> bool:
+    """Whether a group is among the `share` (0 to 1) that is sent: by its name, so that every publisher agrees and all
+    turns and samples that go on from each other are in or out together."""
+    return share >= 1 or xxhash.xxh3_64_intdigest(partition_key(run, group)) < share * 2**64
 
 
 def _routes(routes: npt.ArrayLike | None, card: ModelCard, status: Status) -> npt.NDArray[np.integer]:

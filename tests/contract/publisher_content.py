@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moebus.observability.metrics import Metrics
-from moebus.producers.routing import PublisherSuspended, RoutingPublisher
+from moebus.producers.routing import NotSampled, PublisherSuspended, RoutingPublisher
 from moebus.schemas.attempt import parse_attempt
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.record import Chunk, Clear, Delete, End, assemble, decode, stored_checksum
@@ -174,3 +174,16 @@ class ContentSuite:
             publisher.delete("a").result(WAIT)
             with pytest.raises(InvalidInput, match="card"):
                 publisher.submit(make_routes(1), "a")
+
+    def test_a_share_of_the_groups_is_sent_whole(self, world: PublisherWorld) -> None:
+        with world.make(sample=0.5) as publisher:
+            receipts = [publisher.submit(make_routes(1), f"{n % 40}:{n}:0:0") for n in range(80)]
+            skipped = {r.ref.effective_group for r in receipts if isinstance(r.exception(WAIT), NotSampled)}
+            assert publisher.flush(WAIT), "skipped on purpose is no failure"
+            assert publisher.stats().skipped + publisher.stats().stored == 80
+        sent = {record.header.group for record in decoded(world) if isinstance(record, End)}
+        assert sent | skipped == {str(n) for n in range(40)}
+        assert not sent & skipped
+        assert 8 <= len(sent) <= 32
+        with world.make(sample=0.0) as publisher:
+            assert isinstance(publisher.submit(make_routes(1), "a").exception(WAIT), NotSampled)
