@@ -47,19 +47,23 @@ class Lineup:
                 self.waiting.remove(sequence)
 
     def admit(self) -> Sequence | None:
-        """Starts the first one that waits, if there are blocks and a place for it."""
+        """Starts the first one that waits, if there are blocks and a place for it.
+
+        Blocks are taken without `changed`, as copying cached ones may last; only this thread ever takes one away.
+        """
         with self._changed:
             if not self.waiting or len(self.running) >= self._max_batch:
                 return None
             sequence = self.waiting[0]
-            if sequence.ticket.aborted or not sequence.may_start or not sequence.start(self._tiers):
-                return None
-            if self._tiers.pool.available < len(self.running):  # each of them needs one soon: it would be put out again
-                sequence.release(self._tiers.pool)
-                return None
+        if sequence.ticket.aborted or not sequence.may_start or not sequence.start(self._tiers):
+            return None
+        if self._tiers.pool.available < len(self.running):  # each of them needs one soon: it would be put out again
+            sequence.release(self._tiers.pool)
+            return None
+        with self._changed:
             self.waiting.popleft()
             self.running.append(sequence)
-            return sequence
+        return sequence
 
     def make_room(self, sequence: Sequence) -> bool:
         """Blocks for all tokens of a running sequence; False where it had to give up its own."""

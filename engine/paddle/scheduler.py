@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Any
@@ -45,7 +46,7 @@ class Scheduler:
         self._tiers = tiers
         self._capture = capture
         self._admission = admission
-        self._chunk = config.prefill_chunk or config.max_position
+        self._chunk = config.prefill_chunk or sys.maxsize
         self._hook = hook
         self.drafted = 0
         self.accepted = 0

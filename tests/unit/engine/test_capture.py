@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moebus.engine.paddle.capture import PositionCapture, RouteCapture, RouteMissing
+from moebus.engine.paddle.capture import FLUSH_STEPS, PositionCapture, RouteCapture, RouteMissing
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.engine.paddle.slots import Ints, sequence_slots
 from moebus.schemas.model_card import ModelCard
@@ -70,6 +70,43 @@ def test_versions_follow_the_rows() -> None:
     made = capture(19)
     write(made, 10, 19, "v2")
     assert made.gather(TABLE, GENERATIONS, 19)[1] == ((0, "v1"), (10, "v2"))
+
+
+def test_rows_that_move_with_their_block_stay_what_they_are() -> None:
+    made = capture(19, "v1")
+    write(made, 10, 16, "v2")
+    whole, versions = made.gather(TABLE, GENERATIONS, 19)
+    moved = [made.copy_rows(sequence_slots([block], 8, 8), g) for block, g in zip(TABLE, GENERATIONS, strict=True)]
+    made.write(sequence_slots(TABLE, 24, 8), np.repeat([20, 21, 22], 8), "v3", np.zeros((24, 3, 2), CARD.dtype))
+    for block, generation, rows in zip((0, 7, 3), (30, 31, 32), moved, strict=True):
+        made.restore_rows(sequence_slots([block], 8, 8), generation, rows)
+    again, same = made.gather([0, 7, 3], [30, 31, 32], 19)
+    assert np.array_equal(again, whole)
+    assert same == versions == ((0, "v1"), (10, "v2"), (16, "v1"))
+    with pytest.raises(RouteMissing, match="the first is row 19"):  # it was not there before either
+        made.gather([0, 7, 3], [30, 31, 32], 20)
+    stale = made.copy_rows(sequence_slots([TABLE[0]], 8, 8), 7)  # of a generation that is over
+    made.restore_rows(sequence_slots([5], 8, 8), 40, stale)
+    with pytest.raises(RouteMissing, match="8 of 8 rows"):
+        made.gather([5], [40], 8)
+
+
+@needs_paddle
+@pytest.mark.paddle
+def test_deferred_steps_are_written_in_order_before_anybody_reads() -> None:
+    paddle = load_paddle()
+    made = RouteCapture(CARD, 64, 8)
+    for number in range(2 * FLUSH_STEPS + 3):
+        step = made.step(ints(number % 5, 20 + number % 3), ints(number + 1, number + 1), f"v{number}")
+        for layer in CARD.moe_layers:
+            step(layer, paddle.to_tensor(np.full((2, 2), number)))
+        step.finish()
+    last = 2 * FLUSH_STEPS + 2
+    expected = {(last - back) % 5: last - back for back in range(5)}
+    for slot, number in expected.items():
+        rows = made.copy_rows(ints(slot), number + 1)
+        assert rows.valid.all()
+        assert (rows.ids == number).all()
 
 
 @needs_paddle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from moebus.engine.paddle import PaddleEngine
 from moebus.engine.port import Prompt
 from moebus.schemas.tags import ALL_TAGS, Tag
+from tests.support.background import Background
 from tests.support.deadlines import Left, Polls
 from tests.support.exact import check_exact
 from tests.support.gate import Gate
@@ -99,6 +101,18 @@ def test_a_pause_cuts_swaps_at_its_deadline(engine: PaddleEngine, gate: Gate) ->
     engine.resume()
     results = [engine.generate(prompt, 30) for prompt in prompts]
     check_exact(engine, prompts, results)
+
+
+def test_inspect_is_quick_while_blocks_come_in(engine: PaddleEngine, gate: Gate) -> None:
+    first = fill(engine)[0]
+    gate.close_after("swap_in", 0)
+    call = Background(lambda: engine.generate(first, 60))
+    gate.wait_held()
+    begun = time.monotonic()
+    assert engine.inspect().in_flight == 1
+    assert time.monotonic() - begun < 1
+    gate.open()
+    assert call.result().cached_tokens == 48
 
 
 @pytest.mark.parametrize("tags", [(Tag.KV_CACHE,), ALL_TAGS])
