@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,16 @@ from moebus.schemas.errors import BadRecord
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import Base, Clear, Delete, Header, Outcome, decode, encode
 
+_encoder = json.JSONEncoder(separators=(",", ":"))  # made once: this runs on the thread of the generation step
+
+
+@lru_cache(maxsize=16)
+def _card_meta(card: ModelCard) -> bytes:
+    return b"\n" + card.to_json().encode()
+
 
 def parcel_meta(parcel: Parcel) -> bytes:
-    """Everything but the rows."""
+    """Everything but the rows: a line of JSON, and one for the card."""
     header, base, outcome = parcel.header, parcel.header.base, parcel.outcome
     fields = {
         "name": parcel.name,
@@ -29,18 +37,18 @@ def parcel_meta(parcel: Parcel) -> bytes:
             outcome.status, outcome.finish_reason, outcome.token_hash, outcome.prompt_rows, outcome.prompt_hash,
         ],
         "versions": parcel.versions,
-        "card": parcel.card.to_dict(),
         "trace": parcel.traceparent,
         "codec": parcel.codec,
         "target": parcel.target,
     }  # fmt: skip
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return _encoder.encode(fields).encode() + _card_meta(parcel.card)
 
 
 def read_parcel(meta: bytes, data: npt.NDArray[np.uint8], created_ms: int) -> Parcel:
     """The inverse; the rows stay where `data` is."""
-    fields: dict[str, Any] = json.loads(meta)
-    card = ModelCard.from_dict(fields["card"])
+    line, _, card_line = meta.partition(b"\n")
+    fields: dict[str, Any] = json.loads(line)
+    card = ModelCard.from_json(card_line)
     run, group, rollout_id, choice, attempt, epoch = fields["header"]
     base = None
     if fields["base"] is not None:
@@ -75,6 +83,6 @@ def read_fence(meta: bytes) -> tuple[Delete | Clear, str]:
 def name_of(meta: bytes) -> str:
     """What people call the entry; also of one that is damaged."""
     try:
-        return str(json.loads(meta)["name"])
+        return str(json.loads(meta.partition(b"\n")[0])["name"])
     except (ValueError, KeyError, TypeError):
         return "a damaged entry"
