@@ -40,7 +40,9 @@ def filled(rig: Rig, count: int = 40) -> Iterator[tuple[RouteStore, list[Attempt
     rig.put(*attempts)
     with rig.running(options=TIGHT, ready=False) as store:
         number = rig.partition("g")
-        wait_until(lambda: number in store.progress.lags() and store.progress.lags()[number].full, what="a full map")
+        lags = store.progress.lags
+        # that it is full is said before the batch that filled it is committed
+        wait_until(lambda: number in lags() and lags()[number].full and lags()[number].applied, 30, what="a full map")
         yield store, attempts
 
 
