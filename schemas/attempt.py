@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import re
+
 from moebus.schemas.errors import InvalidInput
 
 ATTEMPT_BYTES = 16
-_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32
-_VALUES = {char: value for value, char in enumerate(_ALPHABET)}
+_CROCKFORD = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_RFC4648 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+_TO_TEXT = bytes.maketrans(_RFC4648, _CROCKFORD)
+_FROM_TEXT = bytes.maketrans(_CROCKFORD, _RFC4648)
+_ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 
 
 def new_attempt(now_ms: int, randomness: bytes) -> bytes:
@@ -20,8 +26,8 @@ def attempt_text(attempt: bytes) -> str:
     """The 26 characters of a 16-byte id."""
     if len(attempt) != ATTEMPT_BYTES:
         raise InvalidInput("attempt", f"16 bytes are needed, not {len(attempt)}")
-    number = int.from_bytes(attempt, "big")
-    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+    # 20 bytes are 32 digits of 5 bits; the first 6 and a bit are those of the padding
+    return base64.b32encode(bytes(4) + attempt)[6:].translate(_TO_TEXT).decode()
 
 
 def parse_attempt(text: str) -> bytes:
@@ -31,9 +37,6 @@ def parse_attempt(text: str) -> bytes:
         InvalidInput: field `attempt`.
     """
     upper = text.upper() if isinstance(text, str) else ""
-    if len(upper) != 26 or any(char not in _VALUES for char in upper) or upper[0] > "7":
+    if not _ULID.fullmatch(upper):
         raise InvalidInput("attempt", f"{str(text)[:40]!r} is not a ULID of 26 characters")
-    number = 0
-    for char in upper:
-        number = number << 5 | _VALUES[char]
-    return number.to_bytes(ATTEMPT_BYTES, "big")
+    return base64.b32decode(b"AAAAAA" + upper.encode().translate(_FROM_TEXT))[4:]
