@@ -197,8 +197,16 @@ class HelloArgs(StrictModel):
 
 
 Args = (
-    NoArgs | PauseArgs | SleepArgs | WakeupArgs | UpdateWeightsArgs | DecideArgs | TransferWeightsArgs
-    | AbortRequestsArgs | BeginRunArgs | HelloArgs
+    NoArgs
+    | PauseArgs
+    | SleepArgs
+    | WakeupArgs
+    | UpdateWeightsArgs
+    | DecideArgs
+    | TransferWeightsArgs
+    | AbortRequestsArgs
+    | BeginRunArgs
+    | HelloArgs
 )
 
 ARGS: dict[Method, type[StrictModel]] = {
