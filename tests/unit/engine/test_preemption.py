@@ -162,7 +162,7 @@ def test_rows_are_prompt_and_output_less_one(end: str, tokens: int, reason: str,
     engine = PaddleEngine.create(config, seed=1)
     held.append(engine)
     try:
-        older = replace(PAIR[0], ignore_eos=True)
+        older = replace(PAIR[0], ignore_eos=True, max_tokens=16)
         result = engine.generate_many([older, asked], 60)[1]
         assert (len(result.token_ids), result.finish_reason) == (tokens, reason)
         assert told == result.token_ids.tolist() == free_run.token_ids[:tokens].tolist()
