@@ -25,6 +25,8 @@ _POLL = 0.2
 _TEND = 1.0
 _RESUME_BELOW = 0.9
 _BATCH_RECORDS = 64
+_LINGER = 0.002
+"""Seconds without a record after which a batch that makes a rollout whole is committed: a trainer may wait for it."""
 
 
 class Follower:
@@ -76,14 +78,16 @@ class Follower:
         if self.rebuild_to is not None:
             self._rebuild(list(self.partitions), self.rebuild_to)
         try:
-            records = self._reader.poll(min(_POLL, self._patience()), _BATCH_RECORDS)
+            awaited = any(partition.completes for partition in self.partitions.values())
+            patience = min(_POLL, self._patience())
+            records = self._reader.poll(min(patience, _LINGER) if awaited else patience, _BATCH_RECORDS)
         except OffsetOutOfRange as error:
             _log.error("store.rebuild", str(error), partition=error.partition)
             self._rebuild([error.partition], self.partitions[error.partition].guard)
             return
         for record in records:
             self._take(record)
-        if self._patience() <= 0 or self._too_large():
+        if self._patience() <= 0 or self._too_large() or (awaited and not records):
             self.commit()
         if self._clock.monotonic() - self._tended >= _TEND:
             self._tend()

@@ -119,6 +119,11 @@ class Partition:
         return self._txn is not None
 
     @property
+    def completes(self) -> bool:
+        """Whether the open batch makes an attempt whole."""
+        return bool(self._batch.completed)
+
+    @property
     def batch_bytes(self) -> int:
         return self._batch.bytes
 

@@ -67,11 +67,16 @@ def test_what_was_not_committed_is_read_again_once(rig: Rig) -> None:
     attempt = make_attempt("a", rows=8, chunks=2)
     lazy = replace(SMALL, commit_interval=10.0)
     with rig.running(options=lazy) as store:
-        rig.put(attempt)
+        for record in attempt.chunks:
+            rig.put_raw(record)
         applied = rig.metrics
-        wait_until(lambda: applied.value("moebus_store_records_total", kind="end", outcome="completed"), what="the END")
-        assert error_of(store, "a") == "RouteNotYet"  # applied, not committed
+        wait_until(
+            lambda: applied.value("moebus_store_records_total", kind="chunk", outcome="stored") == 2, what="both"
+        )
+        assert store.progress.lags()[rig.partition("a")].applied == 0  # applied, not committed
+    rig.put_raw(attempt.end)
     with rig.running() as store:
+        assert rig.metrics.value("moebus_store_records_total", kind="chunk", outcome="stored") == 2
         np.testing.assert_array_equal(read(store, "a"), attempt.routes)
         assert rig.metrics.value("moebus_store_rollouts") == 1
 
@@ -275,3 +280,12 @@ def test_wrong_set_ups_are_named(rig: Rig) -> None:
     wait_until(store.failure, what="the failure")
     assert store.failure() == (2, f"partitions 7: {rig.topics.routes} has the partitions 0 to 2")
     store.stop()
+
+
+def test_a_whole_rollout_is_committed_as_soon_as_the_log_is_quiet(rig: Rig) -> None:
+    patient = replace(SMALL, commit_interval=3600.0)
+    with rig.running(options=patient) as store:
+        attempt = make_attempt("a:0:0:0", rows=6, chunks=2)
+        rig.put(attempt)
+        wait_until(lambda: error_of(store, "a:0:0:0") == "none", 30, "the rollout, long before the interval")
+        np.testing.assert_array_equal(read(store, "a:0:0:0"), attempt.routes)
