@@ -109,6 +109,7 @@ class LogIndex:
     def __init__(self) -> None:
         self.identities = Identities()
         self.updates: dict[int, Update] = {}
+        self.undecided: dict[int, Update] = {}
         self.decisions: dict[str, Verdicted] = {}
         self._runs: set[str] = set()
         self._changing: list[tuple[int, str, Target]] = []
@@ -196,6 +197,8 @@ class LogIndex:
         self.decisions[args.request_id] = Verdicted(args.decision, offset)
         bound = self.identities.get(args.request_id)
         update = self.updates.get(bound.offset) if bound is not None else None
+        if bound is not None:
+            self.undecided.pop(bound.offset, None)
         if update is not None and args.decision == "commit":
             self._note_change(offset, update.request_id, update.where)
         return args.decision, bound.offset if bound is not None else None
@@ -208,9 +211,10 @@ class LogIndex:
         self, request: ControlRequest, record: LogRecord, version: str, args: UpdateWeightsArgs | None
     ) -> None:
         expires = record.timestamp_ms + int(request.seconds * 1000)
-        self.updates[record.offset] = Update(
-            record.offset, request.request_id, request.digest, request.where, version, args, expires
-        )
+        update = Update(record.offset, request.request_id, request.digest, request.where, version, args, expires)
+        self.updates[record.offset] = update
+        if args is not None:
+            self.undecided[record.offset] = update
 
 
 def hello_of(entry: Entry) -> HelloArgs | None:

@@ -341,12 +341,13 @@ class Worker:
         self.execute(ticket, update.offset, Run((step,), after_step(self.state, step)), expires)
 
     def void_due(self, now_ms: int, delay_ms: int) -> Update | None:
-        """The staged update whose decision is overdue by `delay_ms`, if there is one."""
-        offset = self.state.pending
-        update = self.shared.index.updates.get(offset) if offset is not None else None
-        if update is None or update.expires_ms is None or update.request_id in self.shared.index.decisions:
-            return None
-        return update if now_ms >= update.expires_ms + delay_ms else None
+        """An update for this worker, staged here or not, whose decision is overdue by `delay_ms`."""
+        for update in list(self.shared.index.undecided.values()):
+            overdue = update.expires_ms is not None and now_ms >= update.expires_ms + delay_ms
+            mine = update.offset >= self.reporter.since and update.where.matches(self.spec.worker_id, self.spec.labels)
+            if overdue and (mine or update.offset == self.state.pending):
+                return update
+        return None
 
     def concerns(self, entry: Entry) -> bool:
         """Whether the entry has to be handled here. A decision is for the targets of what it decides."""

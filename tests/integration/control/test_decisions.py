@@ -81,6 +81,12 @@ def test_only_an_update_can_be_committed(lab: Lab, engine: SimulatedEngine) -> N
     assert "is not an update" in wrong.message
 
 
+def voids(lab: Lab) -> int:
+    """How many voids worker w1 has written."""
+    keys = [record.key or b"" for record in lab.records(lab.topics.control_requests)]
+    return sum(key.startswith(b"void-w1-") for key in keys)
+
+
 def test_an_undecided_update_is_voided_by_its_targets_after_the_deadline(lab: Lab, engine: SimulatedEngine) -> None:
     update = stage(lab, deadline_s=100)
     lab.clock.advance(99)
@@ -89,8 +95,22 @@ def test_an_undecided_update_is_voided_by_its_targets_after_the_deadline(lab: La
     lab.clock.advance(6.1)
     lab.turn()
     assert lab.answer(update).message == "voided"
-    voids = [r for r in lab.records(lab.topics.control_requests) if r.key is not None and r.key.startswith(b"void-w1-")]
-    assert len(voids) == 1
+    assert voids(lab) == 1
+
+
+def test_who_could_not_stage_voids_an_undecided_update_too(lab: Lab, engine: SimulatedEngine) -> None:
+    engine.fail_next("stage", EngineRefused("disk read error"))
+    update = stage(lab, deadline_s=100)
+    assert lab.answer(update).code is Code.FAILED
+    lab.clock.advance(99)
+    lab.turn()
+    assert voids(lab) == 0
+    lab.clock.advance(6.1)
+    lab.turn()
+    assert voids(lab) == 1
+    lab.clock.advance(60)
+    lab.turn()
+    assert voids(lab) == 1
 
 
 def test_who_could_not_stage_follows_the_commit(lab: Lab, engine: SimulatedEngine) -> None:
