@@ -32,6 +32,9 @@ from moebus.schemas.errors import InvalidInput, MoebusError, RetriableError
 from moebus.schemas.route_errors import RouteError, RouteNotYet, StoreCatchingUp
 
 _TICK = 0.01
+_QUICK_TICK = 0.002
+_QUICK_SECONDS = 0.25
+"""At first a question looks often whether there is something new: most wait for what was just sent."""
 Current = Callable[[], "RouteStore | None"]
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -126,7 +129,8 @@ class _Pages:
     async def _wait(self, question: Question, seconds: float) -> Answer:
         """Asks again after every commit, as long as the answer may still change."""
         store = self._store()
-        deadline = store.clock.monotonic() + seconds
+        began = store.clock.monotonic()
+        deadline = began + seconds
         while True:
             version = store.progress.version
             try:
@@ -135,7 +139,8 @@ class _Pages:
                 if store.clock.monotonic() >= deadline:
                     raise
             while store.progress.version == version and store.clock.monotonic() < deadline:
-                await asyncio.sleep(_TICK)
+                quick = store.clock.monotonic() - began < _QUICK_SECONDS
+                await asyncio.sleep(_QUICK_TICK if quick else _TICK)
 
 
 def _query(request: Request) -> dict[str, str]:
