@@ -184,6 +184,31 @@ def test_a_new_publisher_takes_the_journal_over_from_a_child_left_alone(
     check_arrived_once(broker, topics, 10)
 
 
+def test_a_child_ends_at_sigterm_only_where_it_is_alone(
+    cluster: LocalCluster, broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    with away(cluster):
+        program = start("hold", cluster, topics, tmp_path / "journal", 5)
+        child = child_of(program)
+        wait_until(lambda: _catches_sigterm(child), 30, "the child to be at work")
+        os.kill(child, signal.SIGTERM)  # as a service manager does to all of a group
+        program.kill()
+        program.communicate()
+        with pytest.raises(AssertionError, match="not true"):
+            wait_until(lambda: gone(child), 1.5, "no end")
+        os.kill(child, signal.SIGTERM)
+        wait_until(lambda: gone(child), 30, "the end")
+    with publisher(settings(cluster.bootstrap, topics.prefix, tmp_path / "journal")) as made:
+        assert made.stats().recovered == 5
+        assert made.flush(90)
+    check_arrived_once(broker, topics, 5)
+
+
+def _catches_sigterm(pid: int) -> bool:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_a_program_that_ends_without_close_loses_nothing(cluster: LocalCluster, broker: Broker, topics: Topics) -> None:
     program = start("leave", cluster, topics, "-", 10)
     child = child_of(program)

@@ -34,9 +34,10 @@ class Child:
     def __init__(
         self, journal: Journal, bell: int, acks: int, broker: Broker, wire: Wire, clock: Clock,
         *, receipt_timeout: float, orphan_seconds: float, parent_alive: Callable[[], bool] = lambda: True,
+        told_to_end: threading.Event | None = None,
     ) -> None:  # fmt: skip
         """`bell`: descriptor to read `spawn.LOOK` and `spawn.END` from, `acks`: to write to; both are closed at
-        the end."""
+        the end. `told_to_end`: heeded only when it is set after the publisher is gone."""
         self._journal = journal
         self._bell = bell
         self._acks: int | None = acks
@@ -44,6 +45,7 @@ class Child:
         self._clock = clock
         self._orphan_seconds = orphan_seconds
         self._parent_alive = parent_alive
+        self._told_to_end = told_to_end or threading.Event()
         self._admin = broker.admin()
         self._pipeline = Pipeline(broker.writer(f"moebus-routes-{wire.producer_id}", receipt_timeout=receipt_timeout))
         self._cursor = Cursor(journal, *journal.tail())
@@ -68,7 +70,7 @@ class Child:
             if self._alone:
                 deadline = now + self._orphan_seconds if deadline is None else deadline
                 left = self._pipeline.unsettled()
-                if not left or now >= deadline or self._journal.takeover:
+                if not left or now >= deadline or self._journal.takeover or self._told_to_end.is_set():
                     return self._end(left)
 
     def _listen(self) -> None:
@@ -86,6 +88,7 @@ class Child:
 
     def _become_alone(self) -> None:
         """Nobody else writes to the journal any more: from now on the child marks what is settled itself."""
+        self._told_to_end.clear()
         with self._lock:
             self._alone = True
             for entry in self._told:

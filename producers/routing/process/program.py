@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 
 from moebus.broker import open_broker
 from moebus.observability.clock import SystemClock
@@ -25,8 +26,9 @@ def main(arguments: list[str]) -> int:
     Exit code 0: all in the journal is settled; 1: something was left in it, by name in the log; 2: the journal is
     another publisher's by now.
     """
-    for quiet in (signal.SIGINT, signal.SIGTERM):  # the publisher decides when to end, and its end ends this
-        signal.signal(quiet, signal.SIG_IGN)
+    told_to_end = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the publisher decides when to end, and its end ends this
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     with contextlib.suppress(OSError, AttributeError):  # being woken must not push the publisher's thread off its core
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     journal_fd, bell, acks, parent = (int(argument) for argument in arguments[:4])
@@ -39,7 +41,7 @@ def main(arguments: list[str]) -> int:
     child = Child(
         journal, bell, acks, broker, config.wire, clock,
         receipt_timeout=config.receipt_timeout, orphan_seconds=config.orphan_seconds,
-        parent_alive=lambda: os.getppid() == parent,
+        parent_alive=lambda: os.getppid() == parent, told_to_end=told_to_end,
     )  # fmt: skip
     left = child.run()
     if left:

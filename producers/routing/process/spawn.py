@@ -119,4 +119,4 @@ class ChildProcess:
 
 def _paths() -> str:
     """Where this process looks for modules, however that came about."""
-    return json.dumps([os.path.abspath(path) for path in sys.path if path])
+    return json.dumps([os.path.abspath(path) for path in sys.path if os.path.exists(path)])
