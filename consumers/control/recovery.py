@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moebus.consumers.control.answers import Ticket
-from moebus.consumers.control.effects import behind, tainted
+from moebus.consumers.control.effects import behind, code_of, tainted
 from moebus.consumers.control.fold import fold
 from moebus.consumers.control.lifecycle import (
     RESIDENT,
     Commit,
+    Pause,
     ResetCache,
     Run,
     State,
@@ -21,6 +22,7 @@ from moebus.consumers.control.log_index import Entry, Kind, Update
 from moebus.consumers.control.state_record import from_record
 from moebus.consumers.control.worker import GRACE_MS, Worker
 from moebus.schemas.control_args import Method, TransferWeightsArgs
+from moebus.schemas.errors import MoebusError
 from moebus.schemas.members import MemberState
 from moebus.schemas.responses import Code, ControlResponse, Lifecycle, Phase, Weights, WorkerState
 from moebus.schemas.tags import Tag
@@ -161,6 +163,12 @@ def _drive_to_target(worker: Worker, entry: Entry, ticket: Ticket) -> None:
     if not isinstance(decision, Run):
         _give(worker, ticket, entry.offset, Code.ALREADY, decision.message)
         return
+    try:
+        _pause_as_asked(worker, decision)
+    except Exception as error:  # whatever an engine raises is its answer, and no end of this process
+        code = code_of(error) if isinstance(error, MoebusError) else Code.FAILED
+        _give(worker, ticket, entry.offset, code, str(error))
+        return
     before, worker.state = worker.state, decision.after
     worker.member.entered(before.run, decision.after.run)
     worker.keeper.reconcile(open_traffic=entry.command.method in (Method.RESUME, Method.WAKEUP))
@@ -171,6 +179,16 @@ def _drive_to_target(worker: Worker, entry: Entry, ticket: Ticket) -> None:
     if code is Code.OK and decision.short:
         code = Code.PARTIAL
     _give(worker, ticket, entry.offset, code, worker.state.reason or decision.short or "completed after a restart")
+
+
+def _pause_as_asked(worker: Worker, run: Run) -> None:
+    """Requests that lived on in the engine are drained by the mode of the command; a reconciliation knows abort alone.
+
+    Raises as the engine does; admission is then open again.
+    """
+    for step in run.steps:
+        if isinstance(step, Pause):
+            worker.spec.engine.pause(step.mode, worker.keeper.deadline())
 
 
 def _doubtful_transfer(worker: Worker, entry: Entry, ticket: Ticket) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moebus.engine.hooks import no_hook
-from moebus.engine.port import EngineTainted
+from moebus.engine.port import EngineTainted, Prompt
 from moebus.engine.simulated import SimulatedEngine
 from moebus.engine.waiting import Never
 from moebus.schemas.responses import Code, Lifecycle
+from tests.support.background import Background
 from tests.support.control_lab import Crash, CrashAt, Lab
 from tests.support.gate import Gate
+from tests.support.wait import wait_until
 
 POINTS = ("after_read", "after_state", "mid_effect", "after_effect", "after_response", "after_second_state")
+ONE_STEP = tuple(point for point in POINTS if point != "mid_effect")
 COMMANDS: dict[str, tuple[dict[str, Any] | None, Lifecycle, bool]] = {
     # method -> args, lifecycle afterwards, whether both tags are resident
     "pause": (None, Lifecycle.PAUSED, True),
@@ -86,7 +90,7 @@ def test_resume_and_wakeup(lab: Lab, point: str, lost: bool) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
-@pytest.mark.parametrize("point", ["after_read", "after_state", "after_effect", "after_response", "after_second_state"])
+@pytest.mark.parametrize("point", ONE_STEP)
 def test_abort_is_not_repeated(lab: Lab, point: str, lost: bool) -> None:
     gate = Gate()
     engine = lab.engine(gate=gate)
@@ -100,7 +104,7 @@ def test_abort_is_not_repeated(lab: Lab, point: str, lost: bool) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
-@pytest.mark.parametrize("point", ["after_read", "after_state", "after_effect", "after_response", "after_second_state"])
+@pytest.mark.parametrize("point", ONE_STEP)
 def test_stage(lab: Lab, point: str, lost: bool) -> None:
     engine, source = lab.engine(), lab.file("v2")
     first = lab.host(engine)
@@ -118,7 +122,7 @@ def test_stage(lab: Lab, point: str, lost: bool) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
-@pytest.mark.parametrize("point", ["after_read", "after_state", "after_effect", "after_response", "after_second_state"])
+@pytest.mark.parametrize("point", ONE_STEP)
 def test_commit(lab: Lab, point: str, lost: bool) -> None:
     gate = Gate()
     engine, source = lab.engine(gate=gate), lab.file("v2")
@@ -141,11 +145,25 @@ def test_commit(lab: Lab, point: str, lost: bool) -> None:
     assert lab.ask("resume").code is Code.OK
 
 
+def end_of_transfer(step: str, point: str, lost: bool) -> tuple[Code, Code]:
+    """The only answer to the step that a crash met, and what a resume answers afterwards."""
+    again = point == "after_read"  # nothing was done: the step is done now, where there is a transfer to go on with
+    doubtful = point in ("after_state", "after_effect")
+    if lost:
+        if step == "start" and again:
+            return Code.OK, Code.ILLEGAL_STATE
+        return Code.ILLEGAL_STATE if again else Code.BEHIND if doubtful else Code.OK, Code.BEHIND
+    if doubtful and (step, point) != ("finish", "after_effect"):
+        return Code.TAINTED, Code.TAINTED
+    return Code.OK, Code.OK if step == "finish" else Code.ILLEGAL_STATE
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", ONE_STEP)
 @pytest.mark.parametrize("step", ["start", "update", "finish"])
-def test_transfer(lab: Lab, step: str, lost: bool) -> None:
+def test_transfer(lab: Lab, step: str, point: str, lost: bool) -> None:
     """A transfer cut in the middle cannot be repeated: TAINTED where the memory stays, BEHIND where it is fresh."""
-    engine, fault = lab.engine(), CrashAt("after_state")
+    engine, fault = lab.engine(), CrashAt(point)
     host = lab.host(engine, fault=fault)
     lab.ask("pause")
     for name in ("start", "update", "finish"):
@@ -158,16 +176,95 @@ def test_transfer(lab: Lab, step: str, lost: bool) -> None:
         lab.turn()
     lab.crash(host)
     restart(lab, engine, lost)
-    code = Code.BEHIND if lost else Code.TAINTED
+    code, resumed = end_of_transfer(step, point, lost)
     assert [answer.code for answer in lab.answers(request_id)] == [code]
-    assert lab.ask("resume").code is code
     assert engine.inspect().paused
+    assert lab.ask("resume").code is resumed
+    assert engine.inspect().paused is (resumed is not Code.OK)
+    lab.ask("pause")
     update = lab.send("update_weights", {"version": "v3", "source": lab.file("v3")})
     lab.turn()
     lab.decide(update)
     assert lab.answer(update).code is Code.OK
     assert lab.ask("resume").code is Code.OK
     assert engine.inspect().version == "v3"
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", ONE_STEP)
+def test_init_of_a_transfer_is_not_repeated(lab: Lab, point: str, lost: bool) -> None:
+    engine, fault = lab.engine(), CrashAt(point)
+    host = lab.host(engine, fault=fault)
+    lab.ask("pause")
+    fault.armed = True
+    request_id = lab.send("transfer_weights", {"step": "init", "info": {"rank": 0}})
+    with pytest.raises(Crash):
+        lab.turn()
+    lab.crash(host)
+    restart(lab, engine, lost)
+    in_doubt = point in ("after_state", "after_effect")
+    assert [answer.code for answer in lab.answers(request_id)] == [Code.UNKNOWN if in_doubt else Code.OK]
+    assert lab.ask("resume").code is Code.OK
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["survives", "lost"])
+@pytest.mark.parametrize("point", ONE_STEP)
+def test_resume(lab: Lab, point: str, lost: bool) -> None:
+    gate = Gate()
+    engine = lab.engine(gate=gate)
+    first = lab.host(engine)
+    lab.ask("pause")
+    lab.crash(first)
+    lab.silence()
+    request_id = crash_during(lab, engine, point, "resume", None)
+    assert request_id is not None
+    restart(lab, engine, lost)
+    assert [answer.code for answer in lab.answers(request_id)] == [Code.OK]
+    assert not engine.inspect().paused
+    if not lost:
+        assert [name for name, _ in gate.calls].count("resume") == 1
+
+
+@pytest.mark.parametrize("mode", ["wait", "keep", "abort"])
+@pytest.mark.parametrize("point", ONE_STEP)
+def test_a_pause_keeps_its_mode(lab: Lab, point: str, mode: str) -> None:
+    """The engine lives on beside the worker, with a request inside: the successor drains it as the command says."""
+    gate = Gate()
+    engine = lab.engine(gate=gate)
+    gate.close_after("step", 2)
+    call = Background(lambda: engine.generate(Prompt("g1", np.arange(5), max_tokens=6), 1e9))
+    gate.wait_held()
+    fault = CrashAt(point)
+    host = lab.host(engine, fault=fault)
+    fault.armed = True
+    request_id = lab.send("pause", {"mode": mode}, deadline_s=600)
+    crashing = Background(lambda: ended_by_a_crash(lab))
+    if point not in ("after_read", "after_state"):
+        wait_until(lambda: engine.inspect().paused, what="the pause")
+        gate.open()
+    assert crashing.result()
+    lab.crash(host)
+    lab.silence()
+    again = Background(lambda: lab.host(engine))
+    wait_until(lambda: engine.inspect().paused, what="the pause")
+    gate.open()
+    again.result()
+    assert [answer.code for answer in lab.answers(request_id)] == [Code.OK]
+    member = lab.member()
+    assert member is not None
+    assert member.state is not None
+    assert (member.state.lifecycle, member.ready) == (Lifecycle.PAUSED, True)
+    assert engine.inspect().frozen == (1 if mode == "keep" else 0)
+    assert lab.ask("resume").code is Code.OK
+    assert call.result().finish_reason == ("abort" if mode == "abort" else "length")
+
+
+def ended_by_a_crash(lab: Lab) -> bool:
+    try:
+        lab.turn()
+    except Crash:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("source_stays", [True, False], ids=["source", "no source"])
