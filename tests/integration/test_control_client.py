@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from moebus.producers.control import ControlClient, FleetError, FleetPartial, Fl
 from moebus.schemas.control import encode_request, make_request
 from moebus.schemas.control_args import DecideArgs, Method
 from moebus.schemas.errors import InvalidInput
-from moebus.schemas.responses import Code, ControlResponse, Phase
+from moebus.schemas.responses import Code, ControlResponse, Phase, encode_response
 from tests.support.background import Background
 from tests.support.fake_worker import OK, SILENT, FakeWorker, Reply, staged
 from tests.support.wait import wait_until
@@ -248,6 +249,28 @@ def test_rubbish_in_every_topic_is_survived(broker: MemoryBroker, client: Contro
         writer.append(OutRecord(TOPICS.control_responses, b'{"request_id":"p-1","status":200}', b"p-1")).result(5)
         assert operation.wait(10).status == "ok"
         assert client.trace("p-1").outcome is not None
+
+
+def test_an_answer_without_a_code_is_no_success(broker: MemoryBroker, client: ControlClient) -> None:
+    """Whatever else it says: the worker is named as one that gave no answer."""
+    writer = broker.writer("x")
+    with FakeWorker(broker, TOPICS, "a"), FakeWorker(broker, TOPICS, "b", script={Method.PAUSE: SILENT}) as b:
+        operation = client.submit("pause", deadline_s=0.5)
+        request = wait_until(lambda: [r for r in b.seen if r.method is Method.PAUSE], 30, "the command")[0]
+        whole = ControlResponse(
+            request_id=request.request_id, request_digest=request.digest, request_offset=operation.position.offset,
+            worker_id="b", boot_id="b1", phase=Phase.DONE, code=Code.OK, error_code=200, message="success",
+        )  # fmt: skip
+        fields = whole.model_dump(mode="json", exclude_none=True)
+        for missing in ({"code"}, {"code", "error_code"}):
+            value = json.dumps({name: fields[name] for name in fields.keys() - missing}).encode()
+            writer.append(OutRecord(TOPICS.control_responses, value, request.request_id.encode())).result(5)
+        outcome = operation.wait()
+        assert (outcome.status, outcome.missing, tuple(outcome.responses)) == ("timeout", ("b",), ("a",))
+        value, headers = encode_response(whole)
+        writer.append(OutRecord(TOPICS.control_responses, value, request.request_id.encode(), headers)).result(5)
+        late = wait_until(lambda: client.operation(request.request_id).responses.get("b"), 30, "its answer with a code")
+        assert late.code is Code.OK
 
 
 def test_operations_are_measured(broker: MemoryBroker) -> None:

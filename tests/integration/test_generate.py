@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,13 +13,19 @@ import pytest
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.topics import Topics, ensure
 from moebus.consumers.generate import generate_route
+from moebus.consumers.store import Question
 from moebus.engine.simulated import SimulatedEngine
 from moebus.observability.health import Health
 from moebus.observability.http import HttpServer
 from moebus.observability.metrics import Metrics
 from moebus.producers.routing import RoutingPublisher
+from moebus.schemas.rollout import rollout_key
 from moebus.schemas.route_ref import RouteRef, token_hash
+from tests.support.background import Background
 from tests.support.deadlines import Left
+from tests.support.gate import Gate
+from tests.support.store import PARTITIONS, Rig
+from tests.support.wait import wait_until
 
 
 class Served:
@@ -26,8 +33,9 @@ class Served:
 
     def __init__(self) -> None:
         broker, topics = MemoryBroker(), Topics("t")
-        ensure(broker.admin(), topics)
-        self.engine = SimulatedEngine()
+        ensure(broker.admin(), topics, routes_partitions=PARTITIONS)
+        self.broker, self.gate = broker, Gate()
+        self.engine = SimulatedEngine(hook=self.gate)
         self.metrics = Metrics()
         self.publisher: RoutingPublisher | None = RoutingPublisher(
             broker, topics, run="r", card=self.engine.config.card(), metrics=self.metrics
@@ -39,6 +47,7 @@ class Served:
         return httpx.post(f"{self.server.url}/v1/generate", json={"token_ids": [1, 2, 3], **body}, timeout=30)
 
     def close(self) -> None:
+        self.gate.open()
         self.server.stop()
         if self.publisher is not None:
             self.publisher.close(5)
@@ -104,6 +113,29 @@ def test_closed_admission_is_503(served: Served) -> None:
     assert (answer.status_code, answer.json()["error"]) == (503, "EngineClosed")
     served.engine.resume()
     assert served.ask().status_code == 200
+
+
+@pytest.mark.parametrize("steps", [3, 0], ids=["in the middle", "before its first token"])
+def test_a_request_cut_by_a_pause_answers_its_tokens_and_its_routes_are_stored_as_aborted(
+    served: Served, tmp_path: Path, steps: int
+) -> None:
+    whole = served.ask(max_tokens=9).json()["token_ids"]
+    served.gate.close_after("step", steps)
+    asking = Background(lambda: served.ask(rollout_id="a:0:0:0", max_tokens=9, wait_routes=True))
+    served.gate.wait_held()
+    pausing = Background(lambda: served.engine.pause("abort", Left()))
+    wait_until(lambda: served.engine.inspect().paused, what="the pause")
+    served.gate.open()
+    assert pausing.result().aborted == 1
+    answer = asking.result()
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (body["finish_reason"], body["token_ids"]) == ("abort", whole[:steps])
+    rows = 3 + steps - 1 if steps else 0
+    assert body["route_ref"]["rows"] == rows
+    with Rig(tmp_path, served.broker).running() as store:
+        stored = store.find(Question(rollout_key("r", "a:0:0:0", 0))).meta
+        assert (stored.status, stored.finish_reason, stored.shape[0]) == ("aborted", "abort", rows)
 
 
 def test_before_the_broker_is_there_only_routes_are_refused(served: Served) -> None:

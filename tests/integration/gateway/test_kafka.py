@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -157,22 +158,31 @@ def test_five_at_once_while_it_generates(fleet: Fleet, generating: list[httpx.Re
 
 
 def test_a_paused_fleet_answers_nobody_and_keeps_what_was_generated(fleet: Fleet) -> None:
-    assert wait_until(lambda: _cut_short(fleet), 60, "a request that was running at the pause") == "abort"
+    """Also its routes: the store has the rows of what was cut off, as `aborted`."""
+    cut = wait_until(lambda: _cut_short(fleet), 60, "a request that was running at the pause")
+    assert cut["finish_reason"] == "abort"
     assert fleet.is_paused() is True
     assert [fleet.generate(number).status_code for number in range(2)] == [503, 503]
+    ref = cut["route_ref"]
+    stored = _until(fleet, f"/v1/routes/default/{quote(ref['id'], safe='')}", 200)
+    assert (stored.headers["moebus-status"], stored.headers["moebus-finish-reason"]) == ("aborted", "abort")
+    rows = np.load(io.BytesIO(stored.content), allow_pickle=False)
+    assert len(rows) == ref["rows"] == 3 + len(cut["token_ids"]) - 1
     assert fleet.call("resume").status_code == 200
     assert fleet.generate(0).json()["finish_reason"] == "length"
 
 
-def _cut_short(fleet: Fleet) -> str:
-    """How a long request ends that a pause meets; empty where the pause came before its first token."""
+def _cut_short(fleet: Fleet) -> dict[str, Any]:
+    """What a long request answers that a pause meets; nothing where the pause came before its first token."""
     fleet.call("resume")
     with ThreadPoolExecutor(1) as pool:
-        cut = pool.submit(fleet.generate, 0, max_tokens=100_000)
+        rollout = f"cut:{os.urandom(4).hex()}:0:0"
+        cut = pool.submit(fleet.generate, 0, max_tokens=100_000, rollout_id=rollout, wait_routes=True)
         fleet.call("is_paused")
         assert fleet.call("pause").status_code == 200
         answer = cut.result(60)
-    return str(answer.json()["finish_reason"]) if answer.status_code == 200 and answer.json()["token_ids"] else ""
+    body: dict[str, Any] = answer.json()
+    return body if answer.status_code == 200 and body["token_ids"] else {}
 
 
 def test_sleep_update_wakeup_and_the_legacy_paths(fleet: Fleet) -> None:

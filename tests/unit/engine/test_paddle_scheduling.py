@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from moebus.engine.paddle import PaddleEngine
 from moebus.engine.paddle.capture import RouteMissing
-from moebus.engine.port import Deadline, EngineFailed, Prompt
+from moebus.engine.port import Deadline, EngineFailed, PauseMode, Prompt
 from moebus.schemas.errors import InvalidInput
 from tests.support.background import Background
 from tests.support.deadlines import Left
@@ -139,6 +140,34 @@ def test_a_failed_decode_ends_its_batch_and_the_engine_lives(engine: PaddleEngin
     assert again.token_ids.tolist() == expected.token_ids.tolist()
     assert np.array_equal(again.routes, expected.routes)  # type: ignore[arg-type]
     assert engine.pause("abort", Left()).idle_confirmed
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_idle_is_confirmed_once_the_device_has_finished_what_was_queued(
+    engine: PaddleEngine, gate: Gate, mode: PauseMode
+) -> None:
+    """The device is asked after the last step, and the pause does not end before it answers."""
+    finish, asked = threading.Event(), []
+
+    def synchronize() -> None:
+        asked.append((engine.inspect().in_flight, sum(point == "step" for point, _ in gate.calls)))
+        assert finish.wait(60)
+
+    gate.close_after("step", 2)
+    call = Background(lambda: engine.generate(Prompt("r", np.arange(20), max_tokens=4), 30))
+    gate.wait_held()
+    engine.device.synchronize = synchronize  # type: ignore[method-assign]
+    pause = Background(lambda: engine.pause(mode, Left()))
+    wait_until(lambda: engine.inspect().paused, what="admission closed")
+    gate.open()
+    wait_until(lambda: asked, what="the device is asked")
+    steps = sum(point == "step" for point, _ in gate.calls)
+    assert not pause.done
+    finish.set()
+    assert pause.result().idle_confirmed
+    assert asked == [(1 if mode == "keep" else 0, steps)]
+    engine.resume()
+    assert call.result().finish_reason == ("abort" if mode == "abort" else "length")
 
 
 def test_a_hook_that_fails_ends_requests_and_the_engine_lives() -> None:
