@@ -30,8 +30,10 @@ typing:
 demo: setup ## the main job end to end on a real Kafka, under 5 minutes; KEEP=1 leaves it running
 	@$(BIN)/moebus demo $(if $(KEEP),--keep)
 
+# Three workers keep two cores busy while some tests wait; files stay whole because some have a broker of their own,
+# and go in order of their names: acceptance and chaos, which wait longest, first.
 test: setup ## all tests (starts its own Kafka)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: setup ## only the tests that take milliseconds
 	$(BIN)/python -m pytest -q tests/unit $(ARGS)

@@ -330,6 +330,7 @@ def test_clearing_in_the_child(world: World, child: MoebusRoutingStore, fused: b
     child.routing_replay_config.use_fused_put = fused
     for name in ("a:0:1:1", "a:0:1:10"):
         world.wrapper.submit_put_task(gathered(2), name).result(WAIT)
+        world.reader.get(name, wait=WAIT)  # acknowledged is not yet in the store
 
     async def main() -> None:
         if fused:
