@@ -148,7 +148,7 @@ def test_a_void_that_came_first_beats_the_commit(broker: MemoryBroker, client: C
         broker.writer("x").append(OutRecord(TOPICS.control_requests, value, b"d-1", headers)).result(5)
         waiting = Background(lambda: operation.wait(30))
         wait_until(lambda: operation.outcome().decision == "void", what="the decision read back")
-        update = next(r for r in a.seen if r.method is Method.UPDATE_WEIGHTS)
+        update = wait_until(lambda: [r for r in a.seen if r.method is Method.UPDATE_WEIGHTS], 30, "the command read")[0]
         a.answer(update, operation.position.offset, Reply(Phase.STAGED))
         a.answer(update, operation.position.offset, Reply(code=Code.FAILED, message="voided"))
         assert waiting.result().decision == "void"
@@ -270,6 +270,7 @@ def test_an_answer_without_a_code_is_no_success(broker: MemoryBroker, client: Co
         value, headers = encode_response(whole)
         writer.append(OutRecord(TOPICS.control_responses, value, request.request_id.encode(), headers)).result(5)
         late = wait_until(lambda: client.operation(request.request_id).responses.get("b"), 30, "its answer with a code")
+        assert late is not None
         assert late.code is Code.OK
 
 
