@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from moebus.producers.control import ControlClient, FleetTimeout
 from moebus.schemas.responses import Code
 from moebus.schemas.tags import Tag
 from tests.support.control_lab import Crash, CrashAt
+from tests.support.processes import launcher
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -64,3 +66,34 @@ def test_a_crash_after_the_effect_and_the_successor(broker: Broker, topic_prefix
             second.stop()
         assert second.error is None
         assert client.workers() == [] or not client.workers()[0].live
+
+
+def test_two_processes_under_one_id_and_the_trace_when_all_are_gone(
+    broker: Broker, kafka_broker: LocalCluster, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The older process ends with a code of its own; what was done can be read from the topics, by anybody, later."""
+    topics = Topics(topic_prefix)
+    ensure(broker.admin(), topics)
+    with launcher(tmp_path, kafka_broker.bootstrap, topic_prefix) as processes:
+        with ControlClient(broker, topics, issuer="trainer") as client:
+            old = processes.worker("w1")
+            wait_until(lambda: ready(client), 60, "ready")
+            boot = client.workers()[0].state.boot_id
+            assert client.pause(request_id="p-1").ok
+            new = processes.worker("w1")
+            assert old.wait_exit(60) == 6
+            assert "worker w1 was started again elsewhere" in old.text()
+            wait_until(lambda: ready(client, boot), 60, "the newer process is ready")
+            slept = client.sleep(["kv_cache"], request_id="s-1")
+            assert (slept.status, slept.responses["w1"].boot_id != boot) == ("ok", True)
+            assert new.terminate(30) == 0
+        shown = [processes.run("control", "show", name, "--json") for name in ("p-1", "s-1")]
+    assert [one.returncode for one in shown] == [0, 0]
+    traces = [json.loads(one.stdout) for one in shown]
+    for trace, steps in zip(traces, (["pause"], ["sleep kv_cache"]), strict=True):
+        told = [event for event in trace["events"] if event["what"] not in ("member", "expected")]
+        assert [event["what"] for event in told] == ["published", "accepted", *["progress"] * len(steps), "done"]
+        assert [event["detail"].partition(" [")[0] for event in told if event["what"] == "progress"] == steps
+        assert [event["actor"] for event in told] == ["trainer", *["w1"] * (len(told) - 1)]
+        assert all(event["time_ms"] > 0 and event["where"].startswith(topic_prefix) for event in told)
+        assert told[-1]["code"] == "ok"
