@@ -14,6 +14,10 @@ from moebus.broker.local import LocalCluster
 from tests.support.processes import launcher, listening
 from tests.support.wait import wait_until
 
+LOOPBACK = "0100007F"
+"""127.0.0.1 as /proc/net/tcp has it."""
+MAPPED_LOOPBACK = "0000000000000000FFFF00000100007F"
+"""::ffff:127.0.0.1, as Java binds it."""
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
@@ -72,5 +76,8 @@ def test_services_wait_and_recover(tmp_path: Path) -> None:
                     30,
                     f"{page} ready",
                 )
-                assert listening(service.pid) == {"0100007F"}, "listens outside 127.0.0.1"
+                assert listening(service.pid) == {LOOPBACK}, "listens outside 127.0.0.1"
+            for node in cluster.nodes:
+                assert node.pid is not None
+                assert listening(node.pid) <= {LOOPBACK, MAPPED_LOOPBACK}, "Kafka listens outside 127.0.0.1"
             assert [service.terminate() for service in services] == [0, 0]
