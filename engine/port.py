@@ -48,6 +48,10 @@ class EngineTainted(FatalError):
     """An in-place write was cut off: the weights may be a mixture of two versions."""
 
 
+class RankFailed(EngineTainted):
+    """Parts of one engine hold different versions; the text names the ranks."""
+
+
 class Deadline(Protocol):
     """Time left for an operation."""
 
@@ -83,11 +87,20 @@ class Participant:
 
 
 @dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of an engine that is spread over several: what its part of the weights is, None where unknown."""
+
+    rank: int
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """The engine as it is now, read from the engine and not from what was asked of it.
 
     `version` is None where the weights hold nothing or the version is unknown. `bytes_by_tag`: bytes the engine
-    holds on the device. `in_flight`: requests admitted and not finished (frozen ones included).
+    holds on the device. `in_flight`: requests admitted and not finished (frozen ones included). `ranks`: empty for
+    an engine of one process.
     """
 
     paused: bool
@@ -100,6 +113,13 @@ class Inspection:
     bytes_by_tag: Mapping[Tag, int]
     tainted: bool = False
     participants: tuple[Participant, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+
+    @property
+    def apart(self) -> str:
+        """Which ranks hold another version than the engine says, for people; empty where none does."""
+        others = [f"rank {one.rank} holds {one.version!r}" for one in self.ranks if one.version != self.version]
+        return f"the engine says {self.version!r}, {', '.join(others)}" if others else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from moebus.engine.port import (
     EngineTainted,
     EngineTimeout,
     Inspection,
+    RankFailed,
     Staged,
     Unsupported,
 )
@@ -63,6 +64,8 @@ def code_of(error: MoebusError) -> Code:
         return Code.TIMEOUT
     if isinstance(error, Unsupported):
         return Code.UNSUPPORTED
+    if isinstance(error, RankFailed):
+        return Code.RANK_FAILED
     return Code.TAINTED if isinstance(error, EngineTainted) else Code.FAILED
 
 
@@ -142,7 +145,8 @@ class Effects:
         elif isinstance(step, Transfer) and step.args.step != "init":
             cut = isinstance(error, (EngineTainted, EngineTimeout)) or self._tainted()
             if cut:
-                state, code = tainted(state, f"transfer {step.args.step} was cut off: {error}"), Code.TAINTED
+                code = code if code is Code.RANK_FAILED else Code.TAINTED
+                state = tainted(state, f"transfer {step.args.step} was cut off: {error}")
         return replace(out, code=code, message=str(error), state=state)
 
     def _commit_failed(
@@ -153,7 +157,7 @@ class Effects:
             state, phase=Lifecycle.PAUSED, pending=None, missed=None, version=args.version, version_offset=offset
         )
         if isinstance(error, EngineTainted) or self._tainted():
-            return tainted(asked, str(error)), Code.TAINTED
+            return tainted(asked, str(error)), Code.RANK_FAILED if isinstance(error, RankFailed) else Code.TAINTED
         return behind(asked, str(error), self._inspect()), Code.BEHIND
 
     def _step(self, step: Step, state: State, deadline: Deadline, result: Result, tags: Result) -> State:
@@ -183,7 +187,7 @@ class Effects:
         elif isinstance(step, Discard):
             self.drop()
         elif isinstance(step, Transfer):
-            self.engine.transfer(step.args.step, step.args.version, step.args.info, deadline)
+            self._transfer(step, deadline)
         elif isinstance(step, ResetCache):
             result["cache_blocks_dropped"] = self.engine.reset_cache()
         else:
@@ -226,8 +230,20 @@ class Effects:
         self._staged = None
         self.engine.commit(staged, step.args.cache, Never())
         digest = self._inspect_digest() or staged.weights_digest
+        self._together()
         result: Result = {"version": staged.version}
         return result | {"weights_digest": digest} if digest is not None else result
+
+    def _transfer(self, step: Transfer, deadline: Deadline) -> None:
+        self.engine.transfer(step.args.step, step.args.version, step.args.info, deadline)
+        if step.args.step == "finish":
+            self._inspect()
+            self._together()
+
+    def _together(self) -> None:
+        """Every rank holds the version that the engine says it has. Raises RankFailed."""
+        if self._found is not None and self._found.apart:
+            raise RankFailed(f"{self._found.apart}; update the weights")
 
     def load(self, step: Commit) -> None:
         """Stages and commits outside any command. Raises MoebusError as the engine does."""
@@ -259,6 +275,8 @@ class Effects:
             out.result["participants"] = [
                 {**asdict(one), "cut": [*one.cut[:MAX_LISTED]]} for one in self._found.participants
             ]
+        if self._found is not None and self._found.ranks:
+            out.result["ranks"] = {str(one.rank): {"version": one.version} for one in self._found.ranks}
         return state
 
     def _inspect(self) -> Inspection | None:

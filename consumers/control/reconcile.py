@@ -38,7 +38,7 @@ def plan(state: State, found: Inspection, *, same_engine: bool, digest: str | No
 
 
 def _right_version(state: State, found: Inspection, same_engine: bool, digest: str | None) -> bool:
-    if found.tainted:
+    if found.tainted or found.apart:
         return False
     if not found.resident.get(Tag.WEIGHT, True):
         return state.fault is None and (same_engine or state.version is None)

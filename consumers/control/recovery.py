@@ -21,6 +21,7 @@ from moebus.consumers.control.lifecycle import (
 from moebus.consumers.control.log_index import Entry, Kind, Update
 from moebus.consumers.control.state_record import from_record
 from moebus.consumers.control.worker import GRACE_MS, Worker
+from moebus.engine.port import Inspection
 from moebus.schemas.control_args import Method, TransferWeightsArgs
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.members import MemberState
@@ -115,7 +116,7 @@ def _doubtful_decision(worker: Worker, entry: Entry, update: Update, ticket: Tic
     old = worker.state.version
     worker.state = replace(worker.state, pending=update.offset, phase=Lifecycle.UPDATING)
     found = worker.spec.engine.inspect()
-    holds = found.weights_valid and not found.tainted and found.resident.get(Tag.WEIGHT, False)
+    holds = _holds(found)
     digest = update.args.digest.lower() if update.args.digest else None
     same_digest = digest is None or found.weights_digest in (None, digest)
     loaded = worker.keeper.same_engine and holds and same_digest and found.version == step.args.version
@@ -132,6 +133,12 @@ def _doubtful_decision(worker: Worker, entry: Entry, update: Update, ticket: Tic
     if mixed and worker.state.fault is Lifecycle.BEHIND:
         worker.state = tainted(worker.state, worker.state.reason or "a commit was cut off")
         worker.reporter.record()
+
+
+def _holds(found: Inspection) -> bool:
+    """The engine holds one version, whole and on every rank."""
+    resident = found.resident.get(Tag.WEIGHT, False)
+    return resident and found.weights_valid and not found.tainted and not found.apart
 
 
 def _doubtful_command(worker: Worker, entry: Entry, ticket: Ticket) -> None:
@@ -201,7 +208,7 @@ def _doubtful_transfer(worker: Worker, entry: Entry, ticket: Ticket) -> None:
         reason = "the engine was lost during a weight transfer; transfer or update again"
         worker.state = behind(replace(worker.state, weights=Weights.EMPTY), reason, found)
         _give(worker, ticket, entry.offset, Code.BEHIND, reason)
-    elif args.step == "finish" and found.weights_valid and not found.tainted and found.version == args.version:
+    elif args.step == "finish" and _holds(found) and found.version == args.version:
         decision = decide(worker.state, entry.command, worker.member.can, None)
         worker.state = decision.after if isinstance(decision, Run) else worker.state
         _give(worker, ticket, entry.offset, Code.OK, "completed after a restart")

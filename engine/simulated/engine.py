@@ -56,8 +56,8 @@ class SimulatedEngine:
     """A GeneratingEngine whose tokens and routes are hashes of (seed, version, tokens so far).
 
     It has no thread: a request is computed by the thread that called `generate`. `hook` delays or breaks it at
-    named points; `stage` is how far it stages; `fail_next` plans failures; `lose` is a restart of the engine behind
-    its worker's back.
+    named points; `stage` is how far it stages; `ranks`: processes it is spread over; `fail_next` and `lag` plan
+    failures; `lose` is a restart of the engine behind its worker's back.
     """
 
     kind = "simulated"
@@ -69,6 +69,7 @@ class SimulatedEngine:
         version: str = "initial",
         allowed_roots: Sequence[str] = (),
         stage: StageKind = "loaded",
+        ranks: int = 1,
         hook: Hook = no_hook,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,7 +77,7 @@ class SimulatedEngine:
         self.hook = hook
         self._clock = clock
         self._admission = Admission()
-        self._memory = SimulatedMemory(self.config, version, tuple(allowed_roots))
+        self._memory = SimulatedMemory(self.config, version, tuple(allowed_roots), ranks)
         self._cache = PrefixCache(self.config)
         self._cache.reset(version)
         self._faults = Faults()
@@ -89,6 +90,11 @@ class SimulatedEngine:
         """The next `times` calls of `method` (a name of the port) raise `error`; EngineTainted in `commit` or
         `transfer` taints the weights too, any other error leaves the engine as it was."""
         self._faults.plan(method, error, times)
+
+    def lag(self, rank: int) -> None:
+        """The next new weights do not come to this rank, and the engine does not notice."""
+        with self._admission.changed:
+            self._memory.lagging.add(rank)
 
     def lose(self) -> None:
         """The engine restarts: new identity, first weights, empty cache, open admission; requests inside fail."""
@@ -122,6 +128,7 @@ class SimulatedEngine:
                 weights_digest=memory.digest,
                 bytes_by_tag=memory.bytes_by_tag(),
                 tainted=memory.tainted,
+                ranks=memory.ranks(),
             )
 
     # -- requests

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from moebus.engine.port import Deadline, EngineFailed, EngineRefused, Level, WakeWeights
+from moebus.engine.port import Deadline, EngineFailed, EngineRefused, Level, Rank, WakeWeights
 from moebus.engine.simulated.config import SimulatedConfig
 from moebus.engine.sources import local_source, resolve_source
 from moebus.schemas.tags import ALL_TAGS, Tag
@@ -27,16 +27,19 @@ class Committed:
 class SimulatedMemory:
     """Not thread-safe; the engine holds its lock around every call but `digest_of`."""
 
-    def __init__(self, config: SimulatedConfig, version: str, allowed_roots: tuple[str, ...]) -> None:
+    def __init__(self, config: SimulatedConfig, version: str, allowed_roots: tuple[str, ...], ranks: int = 1) -> None:
         self._config = config
         self._roots = allowed_roots
         self._initial = version
+        self._ranks = range(ranks if ranks > 1 else 0)
+        self.lagging: set[int] = set()
         self.reboot()
 
     def reboot(self) -> None:
         """As after a fresh start: all resident, the first weights."""
         self.committed = Committed(self._initial, None, self.digest_of(None))
         self.resident = dict.fromkeys(ALL_TAGS, True)
+        self._rank_versions = dict.fromkeys(self._ranks, self._initial)
         self.valid = True
         self.tainted = False
         self.transferring = False
@@ -115,8 +118,20 @@ class SimulatedMemory:
                 raise EngineRefused(f"source: {source!r} cannot be read ({error.strerror})") from error
         return state.hexdigest()
 
+    def ranks(self) -> tuple[Rank, ...]:
+        """What each rank holds."""
+        known = self.version is not None
+        return tuple(Rank(n, version if known else None) for n, version in self._rank_versions.items())
+
+    def _reach_ranks(self) -> None:
+        """What was committed comes to every rank but those that lag, this once."""
+        reached = set(self._ranks) - self.lagging
+        self._rank_versions.update(dict.fromkeys(reached, self.committed.version))
+        self.lagging.clear()
+
     def commit(self, new: Committed) -> None:
         self.committed = new
+        self._reach_ranks()
         self.valid, self.tainted, self.transferring, self._host_copy = True, False, False, False
 
     def allowed(self, folder: str) -> Path:
@@ -147,6 +162,7 @@ class SimulatedMemory:
         found = xxhash.xxh3_128_hexdigest(digest.encode()) if digest else None
         self.committed = Committed(version or self.committed.version, None, found)
         self.transferring, self.valid, self.tainted, self._host_copy = False, True, False, False
+        self._reach_ranks()
 
     def taint(self) -> None:
         self.tainted, self.transferring = True, False

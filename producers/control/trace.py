@@ -189,8 +189,12 @@ def _reason(record: LogRecord) -> str:
 
 
 def _told(result: Mapping[str, Any]) -> list[str]:
-    """What became of each tag, and what was staged or is loaded."""
+    """What became of each tag and rank, and what was staged or is loaded."""
     parts = [f"{name}={result[name]}" for name in ("staged", "weights_digest") if name in result]
+    ranks = result.get("ranks")
+    for rank, entry in ranks.items() if isinstance(ranks, Mapping) else ():
+        if isinstance(entry, Mapping):
+            parts.append(f"rank {rank}: {entry.get('version') or 'unknown'}")
     tags = result.get("tags")
     for tag, entry in tags.items() if isinstance(tags, Mapping) else ():
         if isinstance(entry, Mapping):
