@@ -102,6 +102,16 @@ def test_expect_after_names_the_winner(lab: Lab) -> None:
     assert lab.ask("status", expect={"after": lost.request_offset}).code is Code.OK
 
 
+def test_expect_after_looks_at_changes_of_this_worker_alone(lab: Lab) -> None:
+    lab.host(lab.engine(), labels={"role": "rollout"})
+    base = lab.ask("pause").request_offset
+    lab.ask("status")
+    for other in ("w9", ["w8", "w9"], "role=eval"):
+        lab.send("sleep", target=other)
+    lab.send_raw(b'{"request_id": "bad", "method": "sleep", "args": {"tags": "gpu"}}')
+    assert lab.ask("resume", expect={"after": base}).code is Code.OK
+
+
 def test_expect_version(lab: Lab) -> None:
     lab.host(lab.engine("v1"))
     lab.ask("pause")

@@ -70,6 +70,31 @@ def test_an_operation_is_stopped_at_its_deadline(lab: Lab) -> None:
         host.stop()
 
 
+@pytest.mark.parametrize("held", ["commit", "discard"])
+def test_a_begun_decision_is_never_stopped(lab: Lab, held: str) -> None:
+    """`decide` has no deadline, and that of the update does not cut a commit that has begun."""
+    gate = Gate()
+    engine = lab.engine(gate=gate)
+    host = lab.host(engine, threads=True).start()
+    try:
+        wait_until(lambda: lab.health.ready() == {}, what="ready")
+        paused = lab.send("pause")
+        update = lab.send("update_weights", {"version": "v2", "source": lab.file("v2")}, deadline_s=10)
+        wait_until(lambda: lab.answers(paused) and lab.answers(update, phase=Phase.STAGED), what="staged")
+        gate.close_after(held, 0)
+        lab.send("decide", {"request_id": update, "decision": "commit" if held == "commit" else "void"})
+        gate.wait_held()
+        lab.clock.advance(3600)
+        gate.open()
+        wait_until(lambda: lab.answers(update), what="the end")
+        assert lab.answer(update).code is (Code.OK if held == "commit" else Code.FAILED)
+        assert engine.inspect().version == ("v2" if held == "commit" else "initial")
+        assert not engine.inspect().tainted
+    finally:
+        gate.open()
+        host.stop()
+
+
 def test_draining_is_shown(lab: Lab) -> None:
     gate = Gate()
     host = lab.host(lab.engine(gate=gate), threads=True).start()
