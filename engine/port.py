@@ -214,7 +214,8 @@ class Engine(Protocol):
         ...
 
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
-        """One step (`init`, `start`, `update`, `finish`) of a weight transfer by the engine's own means."""
+        """One step (`init`, `start`, `update`, `finish`) of a weight transfer by the engine's own means. The prefix
+        cache stays: whoever wants it gone calls `reset_cache` behind `finish`."""
         ...
 
     def reset_cache(self) -> int:

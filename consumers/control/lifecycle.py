@@ -284,7 +284,8 @@ def _transfer(state: State, command: Command, can: Capabilities) -> Decision:
         return refused
     if args.step in ("update", "finish") and not state.transferring:
         return Refuse(Code.ILLEGAL_STATE, f"{args.step} without start")
-    reset = args.step == "finish" and args.cache == "reset" and state.kv_cache is RESIDENT
+    # `recompute`: what was cached under the old weights is computed again, so it goes too.
+    reset = args.step == "finish" and args.cache != "keep" and state.kv_cache is RESIDENT
     return _run(state, (Transfer(command.offset, args), *((ResetCache(),) if reset else ())))
 
 

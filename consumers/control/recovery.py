@@ -179,8 +179,7 @@ def _drive_to_target(worker: Worker, entry: Entry, ticket: Ticket) -> None:
     before, worker.state = worker.state, decision.after
     worker.member.entered(before.run, decision.after.run)
     worker.keeper.reconcile(open_traffic=entry.command.method in (Method.RESUME, Method.WAKEUP))
-    if ResetCache() in decision.steps:
-        worker.spec.engine.reset_cache()
+    _reset_as_asked(worker, decision)
     fault = worker.state.fault
     code = Code.OK if fault is None else Code.TAINTED if fault is Lifecycle.TAINTED else Code.BEHIND
     if code is Code.OK and decision.short:
@@ -198,6 +197,12 @@ def _pause_as_asked(worker: Worker, run: Run) -> None:
             worker.spec.engine.pause(step.mode, worker.keeper.deadline())
 
 
+def _reset_as_asked(worker: Worker, run: Run) -> None:
+    """Again, if the last process had come so far: an old prefix must not meet new weights."""
+    if ResetCache() in run.steps:
+        worker.spec.engine.reset_cache()
+
+
 def _doubtful_transfer(worker: Worker, entry: Entry, ticket: Ticket) -> None:
     args = entry.command.args
     assert isinstance(args, TransferWeightsArgs)
@@ -210,7 +215,9 @@ def _doubtful_transfer(worker: Worker, entry: Entry, ticket: Ticket) -> None:
         _give(worker, ticket, entry.offset, Code.BEHIND, reason)
     elif args.step == "finish" and _holds(found) and found.version == args.version:
         decision = decide(worker.state, entry.command, worker.member.can, None)
-        worker.state = decision.after if isinstance(decision, Run) else worker.state
+        if isinstance(decision, Run):
+            _reset_as_asked(worker, decision)
+            worker.state = decision.after
         _give(worker, ticket, entry.offset, Code.OK, "completed after a restart")
     else:
         worker.state = tainted(worker.state, f"a weight transfer was cut off in {args.step}")

@@ -252,7 +252,6 @@ class SimulatedEngine:
             self._memory.transfer_step(step)
             if step == "finish":
                 self._memory.finish_transfer(version)
-                self._cache.reset(self._memory.committed.version)
         if step == "update":
             self._receive(info, deadline)
 
