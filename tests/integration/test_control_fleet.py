@@ -171,7 +171,7 @@ def test_answers_that_nobody_waits_for_are_not_kept(broker: MemoryBroker, client
         assert client.operation(outcome.request_id) == outcome, "the first answer counts"
 
 
-def test_a_fleet_of_sixty_in_two_processes(broker: MemoryBroker, client: ControlClient) -> None:
+def test_a_fleet_of_sixty_at_two_hosts(broker: MemoryBroker, client: ControlClient) -> None:
     """The small brother of bench/bench_control_fleet.py."""
     hosts = [
         ControlWorkerHost(
