@@ -140,3 +140,10 @@ def test_a_command_voided_before_it_began_is_not_executed(lab: Lab) -> None:
     lab.turn()
     assert lab.answer(request_id).message == "voided by its issuer before it began"
     assert not engine.inspect().paused
+
+
+def test_hello_is_not_answered(lab: Lab) -> None:
+    lab.host(lab.engine())
+    hellos = [record.key for record in lab.records(lab.topics.control_requests) if b'"hello"' in (record.value or b"")]
+    assert len(hellos) == 1
+    assert lab.records(lab.topics.control_responses) == []

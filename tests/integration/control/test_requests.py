@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from moebus.engine.port import Generation, Prompt
 from moebus.engine.simulated import SimulatedEngine
@@ -68,6 +71,30 @@ def test_abort_returns_the_partial_output(lab: Lab) -> None:
     assert slept.result["pause"] == {"aborted": 1, "finished": 0, "frozen": 0, "idle_confirmed": True}
     assert call.result().finish_reason == "abort"
     assert len(call.result().token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "tags", "pause"),
+    [
+        ("wait", "weight,kv_cache", {"aborted": 0, "finished": 1, "frozen": 0, "idle_confirmed": True}),
+        ("keep", "weight", {"aborted": 0, "finished": 0, "frozen": 1, "idle_confirmed": True}),
+    ],
+)
+def test_sleep_pauses_as_its_mode_says(lab: Lab, mode: str, tags: str, pause: dict[str, Any]) -> None:
+    gate = Gate()
+    engine = lab.engine(gate=gate)
+    lab.host(engine)
+    call = running(engine, gate)
+    sleeping = Background(lambda: lab.ask("sleep", {"tags": tags, "mode": mode}))
+    wait_until(lambda: engine.inspect().paused, what="the pause")
+    gate.open()
+    slept = sleeping.result()
+    assert slept.result is not None
+    assert (slept.code, slept.result["pause"]) == (Code.OK, pause)
+    assert not (mode == "keep" and call.done)
+    assert lab.ask("wakeup", {"tags": tags, "resume": True}).code is Code.OK
+    assert call.result().finish_reason == "length"
+    assert len(call.result().token_ids) == 4
 
 
 def test_weights_that_cannot_be_restored_are_partial(lab: Lab) -> None:
