@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moebus.engine.hooks import no_hook
-from moebus.engine.port import EngineTainted, Prompt
+from moebus.engine.port import EngineTainted, EngineTimeout, Prompt
 from moebus.engine.simulated import SimulatedEngine
 from moebus.engine.waiting import Never
 from moebus.schemas.responses import Code, Lifecycle
@@ -257,6 +257,20 @@ def test_a_pause_keeps_its_mode(lab: Lab, point: str, mode: str) -> None:
     assert engine.inspect().frozen == (1 if mode == "keep" else 0)
     assert lab.ask("resume").code is Code.OK
     assert call.result().finish_reason == ("abort" if mode == "abort" else "length")
+
+
+def test_a_pause_that_fails_again_after_the_crash_leaves_the_engine_serving(lab: Lab) -> None:
+    engine = lab.engine()
+    request_id = crash_during(lab, engine, "after_state", "pause", {"mode": "wait"})
+    assert request_id is not None
+    engine.fail_next("pause", EngineTimeout("2 requests still ran"))
+    restart(lab, engine, lost=False)
+    assert [(answer.code, answer.message) for answer in lab.answers(request_id)] == [
+        (Code.TIMEOUT, "2 requests still ran")
+    ]
+    assert not engine.inspect().paused
+    assert lab.health.ready() == {}
+    assert lab.ask("pause").code is Code.OK
 
 
 def ended_by_a_crash(lab: Lab) -> bool:
