@@ -84,8 +84,8 @@ every cell against a table written by hand.
 
 - Before this table comes: `expired` (read after its deadline), `conflict` (the id belongs to another request, an
   `expect` or a `run` that does not hold), `invalid` (bad input), `unsupported` (the engine cannot).
-- After it comes what the engine says: `failed`, `rank_failed`, `timeout`, `tainted`, `behind`; the state is then what the
-  engine has.
+- After it comes what the engine says: `failed`, `rank_failed`, `timeout`, `tainted`, `behind`; the state is then what
+  the engine has.
 - `keep` means requests in flight are frozen; without any, the state is plain PAUSED.
 - An answer to sleep or wakeup says in `result.tags` for each tag asked for: `outcome` (`done`, `already`, `failed`) and
   `freed_bytes` (sleep) or `allocated_bytes` (wakeup).
