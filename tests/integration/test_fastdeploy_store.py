@@ -214,6 +214,7 @@ def test_a_clear_at_start_takes_earlier_epochs_of_this_run_alone(world: World) -
         old.submit(make_routes(2, CARD), "old:0:0:0").result(WAIT)
         other.submit(make_routes(2, CARD), "theirs:0:0:0").result(WAIT)
     world.wrapper.submit_put_task(gathered(2), "mine:0:0:0").result(WAIT)
+    world.reader.get("mine:0:0:0", wait=WAIT)  # acknowledged is not yet in the store
     world.wrapper.submit_clear_store_task()
     wait_until(lambda: not world.reader.exists("old:0:0:0"), 30, "the clear")
     assert world.reader.exists("mine:0:0:0")
