@@ -17,7 +17,8 @@ from moebus.broker.kafka.connector import Connector, close_quietly
 from moebus.broker.kafka.convert import from_kafka, record_from, to_kafka, to_kafka_all
 from moebus.broker.kafka.events import Event, EventQueue
 from moebus.broker.kafka.faults import Once, Pace, describe
-from moebus.broker.kafka.mending import await_topics, finish_rejoin, free_parked
+from moebus.broker.kafka.joining import JoinWatch
+from moebus.broker.kafka.mending import await_topics, finish_rejoin, free_parked, has_joined
 from moebus.broker.ports import GroupListener, LogRecord, TopicPartition
 from moebus.observability.log import get_logger
 
@@ -70,6 +71,7 @@ class KafkaGroupReader:
         self._consumer: Consumer | None = None
         self._said = Once()
         self._pace = Pace()
+        self._watch = JoinWatch(session_timeout)
         self._closed = False
         self._connector = Connector(name, make)
         self._connector.get(0.0)
@@ -104,6 +106,8 @@ class KafkaGroupReader:
             if not self._closed:
                 self._replace(exc)
         finish_rejoin(self._consumer)
+        if self._watch.overdue(has_joined(self._consumer), time.monotonic()) and not self._closed:
+            self._replace(TimeoutError("the rebalance does not end"))
         self._deliver()
         return [record for tp, records in batches.items() for record in self._wanted(from_kafka(tp), records)]
 

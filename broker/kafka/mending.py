@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from kafka import errors as kafka_errors
+from kafka.coordinator.base import MemberState
 
 from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.kafka.clients import Consumer, GiveUp
@@ -49,6 +50,12 @@ def finish_rejoin(consumer: Consumer) -> None:
     coordinator = consumer._coordinator
     if coordinator.rejoining:
         coordinator.rejoin_needed = True
+
+
+def has_joined(consumer: Consumer) -> bool:
+    """Whether the member is through its last rebalance, as far as it knows."""
+    coordinator = consumer._coordinator
+    return bool(coordinator.state is MemberState.STABLE and not coordinator.rejoin_needed)
 
 
 def forget_assignment(consumer: Consumer) -> None:
