@@ -16,7 +16,7 @@ from moebus.broker.topics import Topics
 from moebus.observability.log import configure_logging
 from moebus.observability.settings import KafkaSettings, Settings, load_settings
 
-BROKER_SECONDS = 8.0
+BROKER_SECONDS = 6.0
 """How long a command waits for a broker before it ends with exit code 5; with its start-up within 15 s."""
 
 _ADDRESS = "MOEBUS_KAFKA__BOOTSTRAP_SERVERS"
@@ -77,7 +77,7 @@ def session(ctx: typer.Context, *, check: bool = True) -> Iterator[Session]:
     """A broker for one command.
 
     Raises:
-        BrokerUnavailable: nothing answered within 8 s (exit code 5).  SettingsError: naming the setting.
+        BrokerUnavailable: nothing answered within 6 s (exit code 5).  SettingsError: naming the setting.
     """
     settings = settings_of(ctx)
     broker = open_broker(settings.kafka)

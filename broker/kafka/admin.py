@@ -24,6 +24,10 @@ Call = Callable[[Admin, float], T]
 """A request: (client, time.monotonic deadline) -> answer."""
 
 
+# UnknownBrokerIdError: the client has just lost its only connection and knows no broker at the moment.
+_PASSING = (kafka_errors.RetriableError, kafka_errors.UnknownBrokerIdError, RuntimeError)
+
+
 class KafkaAdmin:
     """See `LogAdmin`. Connects with its first call. Thread-safe; calls run one after the other."""
 
@@ -94,7 +98,7 @@ class KafkaAdmin:
                 except TookTooLong as exc:
                     self._drop()
                     raise unavailable(self._config, timeout, "connected, but a request was not answered") from exc
-                except (kafka_errors.RetriableError, RuntimeError) as exc:
+                except _PASSING as exc:
                     self._drop()
                     delay = backoff.next()
                     if time.monotonic() + delay >= deadline:

@@ -48,9 +48,12 @@ def test_commands_end_with_5(tmp_path: Path) -> None:
 
 def test_a_command_says_so_within_15_s(tmp_path: Path) -> None:
     with launcher(tmp_path, f"127.0.0.1:{closed_port()}", "p") as fleet:
+        began = time.monotonic()
+        assert fleet.run("version").returncode == 0
         started = time.monotonic()
-        assert fleet.run("control", "pause", timeout=30).returncode == 5
-        assert time.monotonic() - started < 15
+        assert fleet.run("control", "pause", timeout=60).returncode == 5
+        # On a quiet machine a command needs 2 s to start; on one that runs other tests as long as `version` just did.
+        assert time.monotonic() - started < 13 + (started - began)
 
 
 def test_services_wait_and_recover(tmp_path: Path) -> None:

@@ -55,7 +55,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 @pytest.mark.parametrize(
     "error",
-    [ERRORS.KafkaConnectionError("reset by peer"), ERRORS.NodeNotReadyError(), RuntimeError("closed")],
+    [
+        ERRORS.KafkaConnectionError("reset by peer"),
+        ERRORS.NodeNotReadyError(),
+        ERRORS.UnknownBrokerIdError(-1),
+        RuntimeError("closed"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_a_connection_that_breaks_is_made_again(made: Made, error: Exception) -> None:
