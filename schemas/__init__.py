@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from moebus.schemas.lazy import lazy_names
 
 if TYPE_CHECKING:
     from moebus.schemas.errors import InvalidInput as InvalidInput
@@ -36,12 +37,4 @@ _HOME = {
     "token_hash": "moebus.schemas.route_ref",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -42,7 +42,6 @@ class Finished:
     prompt_tokens: int
     cached_tokens: int
     versions: tuple[str, ...]
-    finish_reason: str
     worker: str
     ref: RouteRef
 
@@ -60,7 +59,6 @@ class Round:
         self._client = httpx.Client(timeout=60.0, limits=httpx.Limits(max_connections=32))
         self.finished: queue.Queue[Finished | None] = queue.Queue()
         self.failure: BaseException | None = None
-        self.started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="round", daemon=True)
 
     def start(self) -> None:
@@ -117,7 +115,6 @@ class Round:
             except httpx.TransportError as exc:
                 last = str(exc)
             else:
-                self.started.set()
                 if answer.status_code == 200:
                     return dict(answer.json())
                 last = answer.text
@@ -135,7 +132,6 @@ def _finished(rollout_id: str, worker: str, tokens: npt.NDArray[np.int64], answe
         prompt_tokens=answer["prompt_tokens"],
         cached_tokens=answer["cached_tokens"],
         versions=tuple(version for _, version in answer["versions"]),
-        finish_reason=answer["finish_reason"],
         worker=worker,
         ref=RouteRef.from_dict(answer["route_ref"]),
     )
