@@ -1,0 +1,1 @@
+"""Where the bytes of attempts live: one port, several homes."""

@@ -1,0 +1,1 @@
+"""Copies of the routes where other systems look for them."""

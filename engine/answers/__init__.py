@@ -1,0 +1,1 @@
+"""Routes out of the answers of other engines: what their decoders share."""

@@ -1,0 +1,1 @@
+"""FastDeploy: its server driven by its own HTTP API, and the routes out of its answers."""
