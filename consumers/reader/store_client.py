@@ -109,16 +109,25 @@ class StoreClient:
         self._http.close()
 
     def _fetch(self, method: str, url: str, query: Query, wait: float) -> Rollout:
-        target = f"{url}/v1/routes/{quote(query.run, safe='')}/{quote(query.rollout_id, safe='')}"
+        path, names = rollout_path(query.run, query.rollout_id)
+        params = {**names, **_params(query, wait)}
         timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, read=READ_SECONDS + wait)
         try:
-            with self._http.stream(method, target, params=_params(query, wait), timeout=timeout) as response:
+            with self._http.stream(method, f"{url}{path}", params=params, timeout=timeout) as response:
                 if response.status_code != 200:
                     response.read()
                     _refuse(response.status_code, response.content, f"{query} at {url}")
                 return _rollout(response, rows=method == "GET")
         except (httpx.TransportError, httpx.DecodingError) as exc:
             raise StoreUnreachable(f"{query}: {url} does not answer: {exc or type(exc).__name__}") from exc
+
+
+def rollout_path(run: str, rollout_id: str) -> tuple[str, _Params]:
+    """Path and query parameters of a rollout, at a store or a gateway. An id with a part `.` or `..`, or a line
+    break, goes into the query: a path would lose it on its way."""
+    if {".", ".."} & {run, *rollout_id.split("/")} or "\n" in rollout_id:
+        return "/v1/rollout", {"run": run, "rollout_id": rollout_id}
+    return f"/v1/routes/{quote(run, safe='')}/{quote(rollout_id, safe='')}", {}
 
 
 def _params(query: Query, wait: float) -> _Params:

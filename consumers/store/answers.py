@@ -77,9 +77,14 @@ class Answers:
         """`total`: partitions of the topic.
 
         Raises:
-            RouteError: one of its subclasses.  InvalidInput: field `layers`, `start`, `stop` or `partition`.
+            RouteError: one of its subclasses.  InvalidInput: field `layers`, `start`, `stop`, `partition` or
+                `min_offset` (of which partition?).
         """
         number = self._number(question, total)
+        if question.min_offset is not None and number is None and total != 1:
+            raise InvalidInput(
+                "min_offset", "says nothing without the partition that it is of: name partition or group"
+            )
         self._check_ready(number)
         if number is not None and number not in self._partitions:
             raise RouteNotYet(f"{question.key} belongs to partition {number}, which this store does not follow")
@@ -118,7 +123,7 @@ class Answers:
         fence = None
         for number, partition in partitions.items():
             found = View(partition).find(question.key)
-            if question.min_offset is not None and len(partitions) == 1 and found.applied < question.min_offset:
+            if question.min_offset is not None and found.applied < question.min_offset:
                 raise RouteNotYet(f"{question.key}: partition {number} is read up to {found.applied}")
             attempts = [s for s in found.attempts if question.group in (None, s.header.group)]
             held += attempts

@@ -1,12 +1,15 @@
 """The store's HTTP: reading, listing, deleting, figures.
 
 GET|HEAD /v1/routes/{run}/{rollout_id}?choice=&attempt=&group=&partition=&layers=&start=&stop=&format=&min_offset=&wait=
+GET|HEAD /v1/rollout?run=&rollout_id=&...            the same, for ids that a path cannot carry
 GET      /v1/routes?run=&prefix=&limit=&after=
 DELETE   /v1/routes?run=&prefix=&epoch=&timeout=
 GET      /v1/store
 
-Ids are URL-encoded. Errors are `{"error": name, "detail": sentence}` with the status of `moebus.schemas.route_errors`;
-400 InvalidInput for what cannot be asked, 503 BrokerUnavailable where a delete is not acknowledged.
+Ids are URL-encoded. HTTP clients and proxies take `.` and `..` out of paths, encoded or not, so an id with such a part
+is asked for with the second form. `min_offset` needs `partition` or `group`. Errors are
+`{"error": name, "detail": sentence}` with the status of `moebus.schemas.route_errors`; 400 InvalidInput for what
+cannot be asked, 503 BrokerUnavailable where a delete is not acknowledged.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ def store_routes(current: Current) -> list[BaseRoute]:
     pages = _Pages(current)
     return [
         Route("/v1/routes/{run}/{rollout_id:rollout}", _answered(pages.rollout), methods=["GET"]),
+        Route("/v1/rollout", _answered(pages.rollout), methods=["GET"]),
         Route("/v1/routes", _answered(pages.listing), methods=["GET"]),
         Route("/v1/routes", _answered(pages.delete), methods=["DELETE"]),
         Route("/v1/store", _answered(pages.figures), methods=["GET"]),

@@ -45,9 +45,10 @@ class AskedDelete:
 
 
 def rollout(path: Mapping[str, str], query: Mapping[str, str]) -> AskedRollout:
-    """Of `GET /v1/routes/{run}/{rollout_id}`. Raises InvalidInput, as the others here."""
-    only(query, _ROLLOUT)
-    key = rollout_key(path["run"], path["rollout_id"], _number(query, "choice", MAX_CHOICE) or 0)
+    """Of `GET /v1/routes/{run}/{rollout_id}`, or with both in the query. Raises InvalidInput, as the others here."""
+    only(query, _ROLLOUT if path else ("run", "rollout_id", *_ROLLOUT))
+    names = path or {"run": _needed(query, "run"), "rollout_id": _needed(query, "rollout_id")}
+    key = rollout_key(names["run"], names["rollout_id"], _number(query, "choice", MAX_CHOICE) or 0)
     group = check_group(query["group"]) if "group" in query else None
     question = Question(
         key,

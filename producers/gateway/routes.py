@@ -21,6 +21,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     410: {"model": Body, "description": "RouteNeverComing, RouteDeleted"},
     422: {"model": Body, "description": "RouteCorrupt"},
 }
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "[rows, layers, top_k], .npy"}
+}
+Choice = Annotated[int, Query(ge=0, le=MAX_CHOICE)]
+Attempt = Annotated[str | None, Query(description="Where there are several")]
 Run = Annotated[str, Query(description="The run")]
 Prefix = Annotated[str, Query(description="`a:1` covers `a:1` and `a:1:...`, never `a:10`")]
 
@@ -47,21 +52,34 @@ def router(backend: Backend, stores: RouteBackend) -> APIRouter:
     """`/v1/routes`."""
     pages = APIRouter(tags=["Routes"], responses=_ERRORS)
 
+    async def answer(run: str, rollout_id: str, choice: int, attempt: str | None) -> Response:
+        found = await backend.reads.run(lambda: stores.rollout(run, rollout_id, choice, attempt))
+        return Response(found.body, media_type="application/octet-stream", headers=dict(found.headers))
+
     @pages.get(
         "/v1/routes/{run}/{rollout_id:path}",
         response_class=Response,
-        responses={200: {"content": {"application/octet-stream": {}}, "description": "[rows, layers, top_k], .npy"}},
+        responses=_FILE,
         dependencies=[Depends(only("choice", "attempt"))],
     )
-    async def rollout(
-        run: str,
-        rollout_id: str,
-        choice: Annotated[int, Query(ge=0, le=MAX_CHOICE)] = 0,
-        attempt: Annotated[str | None, Query(description="Where there are several")] = None,
-    ) -> Response:
+    async def rollout(run: str, rollout_id: str, choice: Choice = 0, attempt: Attempt = None) -> Response:
         """The expert ids of one rollout."""
-        found = await backend.reads.run(lambda: stores.rollout(run, rollout_id, choice, attempt))
-        return Response(found.body, media_type="application/octet-stream", headers=dict(found.headers))
+        return await answer(run, rollout_id, choice, attempt)
+
+    @pages.get(
+        "/v1/rollout",
+        response_class=Response,
+        responses=_FILE,
+        dependencies=[Depends(only("run", "rollout_id", "choice", "attempt"))],
+    )
+    async def rollout_by_query(
+        run: Run,
+        rollout_id: Annotated[str, Query(description="Any text of 1 to 255 bytes")],
+        choice: Choice = 0,
+        attempt: Attempt = None,
+    ) -> Response:
+        """The same, for ids with a part `.` or `..`, or a line break, which paths do not carry."""
+        return await answer(run, rollout_id, choice, attempt)
 
     @pages.get("/v1/routes", dependencies=[Depends(only("run", "prefix", "limit", "after"))])
     async def listing(

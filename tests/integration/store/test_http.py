@@ -113,7 +113,7 @@ def test_errors(served: Served) -> None:
         ({"start": "6", "stop": "5"}, "start"), ({"layers": "9"}, "layers"), ({"layers": "1,1"}, "layers"),
         ({"layers": "a"}, "layers"), ({"format": "pickle"}, "format"), ({"wait": "-1"}, "wait"),
         ({"colour": "red"}, "colour"),
-        ({"partition": "3"}, "partition"), ({"group": ""}, "group"),
+        ({"partition": "3"}, "partition"), ({"group": ""}, "group"), ({"min_offset": "1"}, "min_offset"),
     ],
 )  # fmt: skip
 def test_bad_parameters_are_named(served: Served, params: dict[str, str], field: str) -> None:
