@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -13,19 +13,21 @@ import xxhash
 
 from moebus.schemas.dtypes import wire_dtype
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.hf_config import MAX_DEPTH, hf_routing
 
 IdSpace = Literal["logical"]
 MAX_LAYERS = 4096
 MAX_TOP_K = 1024
-_FIELDS = frozenset(["num_experts", "top_k", "moe_layers", "id_space", "name"])
+_FIELDS = frozenset(["num_experts", "top_k", "moe_layers", "id_space", "name", "num_hidden_layers"])
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """Routed experts per layer, experts per token, and the global numbers of the MoE layers, ascending.
 
-    `id_space`: `logical`, ids as the router sees them (never those of a physical placement). `name` is for people
-    and is not part of the digest.
+    `id_space`: `logical`, ids as the router sees them (never those of a physical placement). `name` is for people;
+    `num_hidden_layers` (dense layers too, no draft layers; None where unknown) is for answers of engines that count all
+    layers. Neither is part of the digest, and the depth not of equality either.
     """
 
     num_experts: int
@@ -33,6 +35,7 @@ class ModelCard:
     moe_layers: tuple[int, ...]
     id_space: IdSpace = "logical"
     name: str | None = None
+    num_hidden_layers: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         wire_dtype(self.num_experts)
@@ -43,6 +46,8 @@ class ModelCard:
             raise InvalidInput("id_space", f"{self.id_space!r} is unknown; known is logical")
         if self.name is not None and not isinstance(self.name, str):
             raise InvalidInput("name", f"a string is needed, not {type(self.name).__name__}")
+        if self.num_hidden_layers is not None:
+            _integer("num_hidden_layers", self.num_hidden_layers, self.moe_layers[-1] + 1, MAX_DEPTH)
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -55,8 +60,8 @@ class ModelCard:
 
     @property
     def digest(self) -> str:
-        """XXH3-128 (32 hex digits) of everything but the name."""
-        fields = {key: value for key, value in self.to_dict().items() if key != "name"}
+        """XXH3-128 (32 hex digits) of everything but the name and the depth."""
+        fields = {key: value for key, value in self.to_dict().items() if key not in ("name", "num_hidden_layers")}
         return xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
 
     def to_dict(self) -> dict[str, object]:
@@ -64,7 +69,8 @@ class ModelCard:
             "num_experts": self.num_experts, "top_k": self.top_k, "moe_layers": list(self.moe_layers),
             "id_space": self.id_space,
         }  # fmt: skip
-        return fields | ({"name": self.name} if self.name is not None else {})
+        more = {"name": self.name, "num_hidden_layers": self.num_hidden_layers}
+        return fields | {key: value for key, value in more.items() if value is not None}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
@@ -99,49 +105,14 @@ class ModelCard:
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, object], name: str | None = None) -> ModelCard:
-        """The card of a `config.json` as Hugging Face models have it (DeepSeek, GLM, Qwen, Mixtral, ERNIE and alike;
-        of a `text_config` where there is one).
+        """The card of a `config.json` as Hugging Face models have it (Mixtral, Qwen, DeepSeek, Kimi, GLM, gpt-oss,
+        ERNIE, Llama 4, Step, MiniMax, Hunyuan, Nemotron-H and alike; of a `text_config` where there is one).
 
         Raises:
             InvalidInput: naming what the file does not say.
         """
-        nested = config.get("text_config")
-        config = nested if isinstance(nested, Mapping) else config
-        experts = _first(config, "num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-        top_k = _first(config, "num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token")
-        return cls(experts, top_k, _moe_layers(config), name=name)
-
-
-def _moe_layers(config: Mapping[str, object]) -> tuple[int, ...]:
-    """Global numbers of the layers that route, by each family's own rule; draft layers beyond the depth are none."""
-    depth = _first(config, "num_hidden_layers")
-    if "moe_layer_start_index" in config:  # ERNIE
-        start, end = _first(config, "moe_layer_start_index"), config.get("moe_layer_end_index")
-        last = end if isinstance(end, int) and end >= 0 else depth - 1
-        step = _optional(config, "moe_layer_interval", 1)
-        return tuple(layer for layer in range(start, min(last + 1, depth)) if (layer + 1) % step == 0)
-    dense = _optional(config, "first_k_dense_replace", 0)
-    every, sparse = _optional(config, "moe_layer_freq", 1), _optional(config, "decoder_sparse_step", 1)
-    listed = config.get("mlp_only_layers")
-    plain = listed if isinstance(listed, (list, tuple)) else ()
-    return tuple(
-        layer
-        for layer in range(dense, depth)
-        if layer % every == 0 and (layer + 1) % sparse == 0 and layer not in plain
-    )
-
-
-def _first(config: Mapping[str, object], *names: str) -> int:
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    raise InvalidInput(names[0], f"the model's config has none of {', '.join(names)}")
-
-
-def _optional(config: Mapping[str, object], name: str, default: int) -> int:
-    value = config.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+        found = hf_routing(config)
+        return cls(found.num_experts, found.top_k, found.layers, name=name, num_hidden_layers=found.depth)
 
 
 def check_layers(layers: Sequence[int]) -> None:
