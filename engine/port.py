@@ -1,7 +1,7 @@
 """The Engine port: what a control worker may ask of an inference engine.
 
-Adapters: `moebus.engine.simulated`, `moebus.engine.paddle` (in this process), later FastDeploy, vLLM and SGLang
-over HTTP. One contract suite (`tests/contract/`) holds for all of them.
+Adapters: `moebus.engine.simulated`, `moebus.engine.paddle` (in this process), FastDeploy, vLLM and SGLang over HTTP.
+One contract suite (`tests/contract/`) holds for all of them.
 
 Rules for every method: called from one thread at a time except `inspect`, `identity` and `capabilities`, which
 must answer within 1 s also while another call runs. A method that raises has had no effect unless its
@@ -40,6 +40,23 @@ class EngineRefused(FatalError):
     """Refused before the first effect (bad file, wrong shape, path outside the allowed roots); the text says why."""
 
 
+class EngineUnauthorized(EngineRefused):
+    """The engine's server refused the credentials of its worker; nothing was changed."""
+
+
+class EngineUnreachable(RetriableError):
+    """The engine's server takes no connection; nothing was asked of it."""
+
+
+class EngineUnknown(FatalError):
+    """The answer of the engine's server was lost after the call was sent, and its state does not prove whether the
+    effect happened. `late`: the deadline passed while waiting, the connection was whole."""
+
+    def __init__(self, text: str, *, late: bool = False) -> None:
+        super().__init__(text)
+        self.late = late
+
+
 class EngineFailed(FatalError):
     """Failed with the engine's memory whole (as `inspect` says)."""
 
@@ -71,6 +88,8 @@ class Capabilities:
     cache_modes: frozenset[CacheMode]
     transfer: bool
     abort: bool
+    sleeps_whole: bool = False
+    """Tags sleep only together; they may wake one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +195,14 @@ class Engine(Protocol):
         ...
 
     def sleep(self, tag: Tag, level: Level, deadline: Deadline) -> int:
-        """Releases the device memory of `tag`; returns the bytes freed. `kv_cache` drops the prefix cache."""
+        """Releases the device memory of `tag`; returns the bytes freed, 0 where the engine does not tell. `kv_cache`
+        drops the prefix cache. Where tags sleep only together, one call releases all and the others find it done."""
         ...
 
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
-        """Allocates `tag` again; returns the bytes. For `weight`, `restore` fills it from the host copy, else from
-        the committed source; EngineFailed (and still asleep) where neither is there. Never opens admission."""
+        """Allocates `tag` again; returns the bytes, 0 where the engine does not tell. For `weight`, `restore` fills it
+        from the host copy, else from the committed source; EngineFailed (and still asleep) where neither is there.
+        Never opens admission."""
         ...
 
     def stage(

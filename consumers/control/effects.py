@@ -29,6 +29,8 @@ from moebus.engine.port import (
     EngineFailed,
     EngineTainted,
     EngineTimeout,
+    EngineUnauthorized,
+    EngineUnknown,
     Inspection,
     RankFailed,
     Staged,
@@ -58,19 +60,26 @@ class Outcome:
     done: int = 0
 
 
+_CODES: tuple[tuple[type[MoebusError], Code], ...] = (
+    (EngineTimeout, Code.TIMEOUT),
+    (Unsupported, Code.UNSUPPORTED),
+    (RankFailed, Code.RANK_FAILED),
+    (EngineTainted, Code.TAINTED),
+    (EngineUnauthorized, Code.UNAUTHORIZED),
+    (EngineUnknown, Code.UNKNOWN),
+)
+
+
 def code_of(error: MoebusError) -> Code:
     """The code a failed step answers with."""
-    if isinstance(error, EngineTimeout):
-        return Code.TIMEOUT
-    if isinstance(error, Unsupported):
-        return Code.UNSUPPORTED
-    if isinstance(error, RankFailed):
-        return Code.RANK_FAILED
-    return Code.TAINTED if isinstance(error, EngineTainted) else Code.FAILED
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Code.FAILED)
 
 
 def tag_result(step: Sleep | Wake, outcome: str, count: int) -> Result:
-    """What an answer says of one tag: `freed_bytes` by a sleep, `allocated_bytes` by a wakeup."""
+    """What an answer says of one tag: `freed_bytes` by a sleep, `allocated_bytes` by a wakeup; neither where it was
+    done and the engine does not tell."""
+    if outcome == "done" and not count:
+        return {"outcome": outcome}
     return {"outcome": outcome, _BYTES[Method.SLEEP if isinstance(step, Sleep) else Method.WAKEUP]: count}
 
 

@@ -232,6 +232,10 @@ def _cannot_sleep(state: State, args: SleepArgs, todo: tuple[Tag, ...], can: Cap
             return Refuse(Code.UNSUPPORTED, f"this engine cannot put {tag} to sleep")
         if args.level not in can.levels.get(tag, frozenset()):
             return Refuse(Code.UNSUPPORTED, f"this engine cannot {args.level} {tag}")
+    awake = [tag for tag in can.tags if tag not in todo and state.tag(tag) is RESIDENT]
+    if can.sleeps_whole and awake:
+        names = " and ".join(map(str, todo))
+        return Refuse(Code.UNSUPPORTED, f"this engine cannot put {names} to sleep alone; name {awake[0]} too")
     if state.running and args.mode not in can.pause_modes:
         return Refuse(Code.UNSUPPORTED, f"this engine cannot pause with mode {args.mode}")
     if Tag.KV_CACHE in todo and (state.frozen or (state.running and args.mode == "keep")):
