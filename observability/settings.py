@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -22,6 +22,7 @@ from moebus.observability.env_names import unknown_names
 from moebus.observability.log import get_logger
 from moebus.schemas.errors import SettingsError
 from moebus.schemas.record.content import CheckLevel
+from moebus.schemas.rollout import check_run
 
 _PREFIX = "MOEBUS_"
 _log = get_logger(__name__)
@@ -59,7 +60,12 @@ class LogSettings(_Section):
 
 
 class StoreSettings(_Section):
-    """The route store. Sizes in bytes, times in seconds (of the broker's clock for the TTLs)."""
+    """The route store. Sizes in bytes, times in seconds (of the broker's clock for the TTLs).
+
+    `quotas`: bytes that a run may hold in all, as JSON `{"exp-7": 50000000000, "*": 10000000000}`; each partition takes
+    its equal part of it, so that every store decides alike. `*`: every run that is not named. `cards`: `config.json`
+    of the model of a run, `{"exp-7": "/models/m/config.json"}`; without one the first END of a run says what its is.
+    """
 
     data_dir: Path = Path("moebus-store")
     map_bytes: int = Field(8 << 30, ge=1 << 20)
@@ -69,6 +75,16 @@ class StoreSettings(_Section):
     keep_ttl: float = Field(86400, gt=0)
     keep: Literal["all", "last_turn"] = "all"
     checks: CheckLevel = "ids"
+    quotas: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    cards: dict[str, Path] = Field(default_factory=dict)
+
+    @field_validator("quotas", "cards")
+    @classmethod
+    def _known_runs(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for run in value:
+            if run != "*" or info.field_name == "cards":
+                check_run(run)
+        return value
 
 
 class ReaderSettings(_Section):

@@ -5,7 +5,8 @@ The outcome is the same on every store that read the same log, whatever the batc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moebus.consumers.store.state import AttemptState, ChunkInfo, Owner, Part, Shape, cut
@@ -50,13 +51,20 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """How long things live, in milliseconds of the broker's clock, what a new turn does to the one before, and how
-    closely rows are looked at."""
+    closely rows are looked at. `quotas`: bytes that a run may hold in one partition (`*`: every run that is not
+    named); `cards`: digests of the model cards of runs whose model is known beforehand."""
 
     open_ttl_ms: int = 3_600_000
     keep_ttl_ms: int = 86_400_000
     fence_ttl_ms: int = 172_800_000
     last_turn: bool = False
     checks: CheckLevel = "ids"
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    cards: Mapping[str, str] = field(default_factory=dict)
+
+    def quota(self, run: str) -> int | None:
+        """Bytes; None where there is no limit."""
+        return self.quotas.get(run, self.quotas.get("*"))
 
 
 def decide(record: Chunk | End, checksum: int, now_ms: int, facts: Facts, rules: Rules) -> Decision:
@@ -91,7 +99,7 @@ def _begin(
             return Decision("quarantined", wrong, lost, release=old)
         assert facts.base is not None
         parts, shape = cut(facts.base.parts, base.rows), facts.base.shape
-    owner = Owner(facts.next_owner, 1, record.header.attempt)
+    owner = Owner(facts.next_owner, 1, record.header.attempt, run=record.header.run)
     fresh = AttemptState(record.header, "open", owner.number, now_ms, parts, shape)
     taken = _go_on(record, checksum, now_ms, fresh, owner, facts.fault, rules.checks)
     if taken.verdict == "spoilt":  # it never held anything

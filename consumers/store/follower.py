@@ -107,10 +107,11 @@ class Follower:
         found = self._source.wait(self._progress, self._stopping)
         if found is None:
             return False
+        rules = self._options.rules_for(found.total)
         for number in found.numbers:
             path = self._folder / self._source.topic / f"{number:05d}"
             options = self._options
-            partition = Partition(number, path, found.guard, options.rules, options.map_bytes, options.sync)
+            partition = Partition(number, path, found.guard, rules, options.map_bytes, options.sync)
             if partition.next_offset is None:
                 partition.skip_to(found.starts[number])
             self.partitions[number] = partition
@@ -175,9 +176,9 @@ class Follower:
                 self._progress.advance(number, position)  # the end of the log is a gap
 
     def _tidy(self, number: int, partition: Partition) -> bool:
-        now_ms = partition.figures().now_ms
-        if self._progress.unready(number) is None:  # while catching up, only the log tells the time
-            now_ms = max(now_ms, self.broker_now_ms)
+        # The log tells the time. Past its last record the broker does, as of before that end was asked for: no record
+        # that is still to come is older, so no store takes away what another still finds held.
+        now_ms = max(partition.figures().now_ms, self._progress.time_at_end(number))
         try:
             more = partition.tidy(now_ms)
         except StoreFull as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from functools import wraps
 from itertools import chain
 
@@ -114,11 +115,13 @@ class _Pages:
     async def figures(self, request: Request) -> Response:
         params.only(_query(request), ())
         store = self._store()
+        runs = await run_in_threadpool(store.runs)
         partitions = {
             str(number): {
                 "applied": lag.applied, "end": lag.end, "lag": max(0, lag.end - lag.applied), "full": lag.full,
                 "rollouts": held.whole, "used_bytes": held.used_bytes, "map_bytes": held.map_bytes,
                 "last_append_ms": held.now_ms,
+                "runs": [asdict(one) for one in runs.get(number, [])],
             }
             for number, (lag, held) in store.figures().items()
         }  # fmt: skip

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.decide import Decision, Facts, Rules, Verdict, decide
 from moebus.consumers.store.removal import Removal, superseded
 from moebus.consumers.store.state import AttemptState, Owner
 from moebus.consumers.store.tables import Meta, Tables
 from moebus.schemas.errors import BadRecord, InvalidInput
+from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import CheckLevel, Chunk, Clear, Delete, End, check_content, decode, stored_checksum, unpack
 from moebus.schemas.rollout import RolloutKey, structured
 
@@ -16,7 +19,8 @@ from moebus.schemas.rollout import RolloutKey, structured
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a record. `kind`: chunk, end, delete, clear or unreadable. `reason`: where it was not taken.
-    `dead`: a copy has to go to the dead letters. `completed`: the attempt that it made whole."""
+    `dead`: a copy has to go to the dead letters. `completed`: the attempt that it made whole. `over_quota`: the run
+    that had to give something up for it."""
 
     kind: str
     verdict: Verdict
@@ -24,20 +28,26 @@ class Outcome:
     dead: bool = False
     completed: AttemptState | None = None
     fence: Delete | Clear | None = None
+    over_quota: str | None = None
 
 
 class Ingest:
     """Works in one write transaction of one partition."""
 
-    def __init__(self, tables: Tables, meta: Meta, rules: Rules) -> None:
+    def __init__(self, tables: Tables, meta: Meta, rules: Rules, blobs: Blobs) -> None:
         self.meta = meta
         self.removal = Removal(tables, rules)
         self._tables = tables
         self._rules = rules
+        self._blobs = blobs
 
     def apply(self, value: bytes | None, now_ms: int) -> Outcome:
-        """`value`: of a Kafka record; `now_ms`: its append time. Never raises for what the record holds."""
-        self.meta = replace(self.meta, now_ms=max(self.meta.now_ms, now_ms))
+        """`value`: of a Kafka record; `now_ms`: its append time. Never raises for what the record holds.
+
+        Time never goes back, though the append times of two brokers may: what was swept stays so in every decision.
+        """
+        now_ms = max(self.meta.now_ms, now_ms)
+        self.meta = replace(self.meta, now_ms=now_ms)
         try:
             record = decode(value)
         except BadRecord as error:
@@ -53,15 +63,50 @@ class Ingest:
         held = self._tables.attempt(header.key, header.attempt)
         owner = self._tables.owner(held.owner) if held is not None and held.owner else None
         barrier = self._barrier(record)
-        fault = _fault(record, self._rules.checks) if barrier is None else None
+        fault = self._fault(record) if barrier is None else None
         facts = Facts(held, owner, self._base(record), barrier, fault, self.meta.owners + 1)
         decision = decide(record, stored_checksum(value), now_ms, facts, self._rules)
         self._write(decision, held, record, value)
+        kind = record.kind.name.lower()
         whole = decision.attempt if decision.verdict == "completed" else None
-        if whole is not None and self._rules.last_turn:
-            self.removal.turn_over(whole, now_ms)
+        if whole is not None:
+            self._completed(whole, now_ms)
+        gone = self.removal.removed["quota"]
+        kept = not decision.blob or decision.attempt is None or self.removal.hold_to_quota(decision.attempt, now_ms)
+        if not kept:
+            return Outcome(kind, "refused", "quota", over_quota=header.run)
+        gave = header.run if self.removal.removed["quota"] > gone else None
         dead = decision.verdict in ("spoilt", "quarantined")
-        return Outcome(record.kind.name.lower(), decision.verdict, decision.reason, dead, whole)
+        return Outcome(kind, decision.verdict, decision.reason, dead, whole, over_quota=gave)
+
+    def _completed(self, whole: AttemptState, now_ms: int) -> None:
+        header, end = whole.header, whole.end
+        if self._rules.last_turn:
+            self.removal.turn_over(whole, now_ms)
+        if end is not None and end.card_digest is not None and self._card(header.run) is None:
+            self._tables.put_card(header.run, end.card_digest, header.epoch)
+
+    def _card(self, run: str) -> str | None:
+        """Digest of the model card that the run is held to: by the settings, else by its first END that had one."""
+        if run in self._rules.cards:
+            return self._rules.cards[run]
+        held = self._tables.card(run)
+        return held[0] if held is not None else None
+
+    def _fault(self, record: Chunk | End) -> str | None:
+        """What is wrong with a record by itself, or by the model of its run."""
+        checks = self._rules.checks
+        if checks == "off":
+            return None
+        said = (
+            card_digest(record.layers, record.top_k, record.num_experts)
+            if isinstance(record, Chunk)
+            else record.card_digest
+        )
+        card = self._card(record.header.run) if said is not None else None
+        if card is not None and card != said:
+            return "other_model"
+        return _content_fault(record, checks) if isinstance(record, Chunk) else None
 
     def _base(self, record: Chunk | End) -> AttemptState | None:
         base = record.header.base
@@ -86,9 +131,11 @@ class Ingest:
         if decision.release is not None:
             self.removal.release(decision.release)
         if decision.owner is not None:
-            self._own(decision.owner)
+            size = decision.owner.size + (len(value) if decision.blob else 0)
+            self._own(replace(decision.owner, size=size))
         if decision.blob and decision.owner is not None and isinstance(record, Chunk):
-            self._tables.put_blob(decision.owner.number, record.index, value)
+            self._blobs.put(self._tables, decision.owner.number, record.index, record.header.attempt, value)
+            self._tables.add_usage(record.header.run, len(value))
         if decision.attempt is not None:
             self._tables.put_attempt(decision.attempt, held)
         if decision.verdict == "completed":
@@ -99,10 +146,14 @@ class Ingest:
         self.meta = replace(self.meta, owners=max(self.meta.owners, owner.number))
 
 
-def _fault(record: Chunk | End, checks: CheckLevel) -> str | None:
+@lru_cache(1024)
+def card_digest(layers: tuple[int, ...], top_k: int, num_experts: int) -> str:
+    """Of the model card that a chunk's header tells."""
+    return ModelCard(num_experts, top_k, layers).digest
+
+
+def _content_fault(record: Chunk, checks: CheckLevel) -> str | None:
     """What is wrong with the rows of a chunk."""
-    if isinstance(record, End) or checks == "off":
-        return None
     try:
         check_content(unpack(record), record.num_experts, checks)
     except BadRecord as error:

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.partition import RESERVE
 from moebus.observability.settings import StoreSettings
+from moebus.producers.model_file import read_card
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """`map_bytes`: of one partition. `commit_interval`: seconds; `commit_bytes`: a batch that large is committed at
-    once. `sync=False` only in tests: without fsync."""
+    once. `sync=False` only in tests: without fsync. `quotas`: bytes that a run may hold in all partitions of the topic
+    together (`*`: every run that is not named)."""
 
     map_bytes: int = 8 << 30
     commit_interval: float = 0.02
     commit_bytes: int = 32 << 20
     rules: Rules = field(default_factory=Rules)
     sync: bool = True
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: StoreSettings) -> StoreOptions:
+        """Raises InvalidInput (field `store.cards`) where a model's file cannot be used."""
         open_ms, keep_ms = int(settings.open_ttl * 1000), int(settings.keep_ttl * 1000)
-        rules = Rules(open_ms, keep_ms, last_turn=settings.keep == "last_turn", checks=settings.checks)
-        return cls(settings.map_bytes, settings.commit_interval, settings.commit_bytes, rules)
+        cards = {run: read_card(path, "store.cards").digest for run, path in settings.cards.items()}
+        last_turn = settings.keep == "last_turn"
+        rules = Rules(open_ms, keep_ms, last_turn=last_turn, checks=settings.checks, cards=cards)
+        return cls(
+            settings.map_bytes, settings.commit_interval, settings.commit_bytes, rules, quotas=dict(settings.quotas)
+        )
+
+    def rules_for(self, partitions: int) -> Rules:
+        """Of one partition of a topic that has so many: it holds a run to its equal part of the quota."""
+        return replace(self.rules, quotas={run: max(1, size // partitions) for run, size in self.quotas.items()})
 
     @property
     def batch_bytes(self) -> int:

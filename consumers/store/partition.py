@@ -11,10 +11,12 @@ from typing import Any
 
 import lmdb
 
+from moebus.consumers.store.blobs.inline import InlineBlobs
+from moebus.consumers.store.blobs.port import Blobs, BlobsUnavailable
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.env import Env, wipe
 from moebus.consumers.store.ingest import Ingest, Outcome
-from moebus.consumers.store.tables import FORMAT, Meta, Tables
+from moebus.consumers.store.tables import Meta, Tables
 from moebus.schemas.record import Clear, Delete, Kind
 from moebus.schemas.rollout import covers
 
@@ -51,6 +53,17 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFigures:
+    """Of one run in one partition. `quota_bytes`: None without one. `card`: digest of the model card that it is held
+    to, None where it is not known yet."""
+
+    run: str
+    used_bytes: int
+    quota_bytes: int | None
+    card: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """For statistics and gauges, as of the last commit; `room_bytes`: the map, or what the disk leaves of it, now."""
 
@@ -65,8 +78,18 @@ class Figures:
 class Partition:
     """`apply`, `commit`, `rollback`, `tidy` and `rebuild` belong to one thread; the rest to any."""
 
-    def __init__(self, number: int, path: Path, guard: Guard, rules: Rules, map_bytes: int, sync: bool = True) -> None:
-        """Opens what is there; data of another log, or of another format, is removed and read again.
+    def __init__(
+        self,
+        number: int,
+        path: Path,
+        guard: Guard,
+        rules: Rules,
+        map_bytes: int,
+        sync: bool = True,
+        blobs: Blobs | None = None,
+    ) -> None:
+        """Opens what is there; data of another log, of another format or with its blobs elsewhere is removed and read
+        again. `blobs`: where the bytes lie, default LMDB.
 
         Raises:
             SettingsError: the folder cannot be used.
@@ -80,6 +103,9 @@ class Partition:
         self._ingest: Ingest | None = None
         self._batch = Batch()
         self._pending: tuple[Delete | Clear, ...] = ()
+        self.blobs = blobs or InlineBlobs()
+        self.damaged: str | None = None
+        """What a reader found missing or unreadable; the one that writes rebuilds."""
         self.env = Env(path, map_bytes, sync=sync)
         self._room = self.env.room_bytes()
         self._meta = self._load(guard)
@@ -89,12 +115,14 @@ class Partition:
     def _load(self, guard: Guard) -> Meta:
         with self.env.reading() as txn:
             found = Tables(self.env, txn).meta()
-        if found is not None and (found.format, found.cluster_id, found.topic_id) != (
-            FORMAT, guard.cluster_id, guard.topic_id,
-        ):  # fmt: skip
+        fresh = self._fresh(guard)
+        if found is not None and _origin(found) != _origin(fresh):
             self._empty()
             found = None
-        return found or Meta(guard.cluster_id, guard.topic_id)
+        return found or fresh
+
+    def _fresh(self, guard: Guard) -> Meta:
+        return Meta(guard.cluster_id, guard.topic_id, blobs=self.blobs.identity)
 
     def _empty(self) -> None:
         self.env.close()
@@ -105,7 +133,9 @@ class Partition:
         """Throws everything away: the log is read again from its start."""
         self.rollback()
         self._empty()
-        self._meta = Meta(guard.cluster_id, guard.topic_id)
+        self.blobs.forget()
+        self.damaged = None
+        self._meta = self._fresh(guard)
         self.next_offset = None
         self._used = 0
 
@@ -132,6 +162,20 @@ class Partition:
         room = self.env.room_bytes()
         return Figures(meta.next_offset, meta.now_ms, meta.whole, self._used, self._map_bytes, room)
 
+    def runs(self, limit: int = 100) -> list[RunFigures]:
+        """The first `limit` runs that hold anything, as of the last commit. Any thread may ask.
+
+        Raises:
+            EnvClosed: rebuilt or stopped in the meantime.
+        """
+        rules = self._rules
+        with self.reading() as (tables, _):
+            found = [(run, used, tables.card(run)) for run, used in tables.usages(limit)]
+        return [
+            RunFigures(run, used, rules.quota(run), rules.cards.get(run, card[0] if card else None))
+            for run, used, card in found
+        ]
+
     def apply(self, offset: int, value: bytes | None, now_ms: int) -> Outcome:
         """One record into the open batch. `now_ms`: its append time.
 
@@ -157,13 +201,18 @@ class Partition:
         self.next_offset = offset
 
     def commit(self) -> Batch:
-        """Data, index and next offset become durable together.
+        """Data, index and next offset become durable together; bytes that lie elsewhere are durable before.
 
         Raises:
-            StoreFull: not even this fits; the batch is lost and is read again.
+            StoreFull: not even this fits, or bytes cannot be written; the batch is lost and is read again.
         """
         if self._txn is None or self._ingest is None:
             return Batch()
+        try:
+            self.blobs.settle()
+        except BlobsUnavailable as error:
+            self.rollback()
+            raise StoreFull(str(error), lost=True) from error
         batch, removal = self._batch, self._ingest.removal
         batch.removed.update({str(cause): count for cause, count in removal.removed.items()})
         whole = self._ingest.meta.whole - removal.removed.total()
@@ -176,6 +225,7 @@ class Partition:
             self._raise_full(error)
             raise
         self._meta = meta
+        self.blobs.committed()
         self._reset()  # after the commit: a reader that misses the fence here finds it in the tables
         self._used = self._measure()
         return batch
@@ -184,6 +234,7 @@ class Partition:
         """Drops the open batch; reading goes on from the last commit."""
         if self._txn is not None:
             self._txn.abort()
+        self.blobs.abandoned()
         self._reset()
         self.next_offset = self._meta.next_offset
 
@@ -198,7 +249,7 @@ class Partition:
                 return False
         with self._guarded() as ingest:
             ingest.removal.sweep(now_ms)
-            return ingest.removal.free(_FREE_SLICE) >= _FREE_SLICE
+            return self.blobs.free(Tables(self.env, self._txn), _FREE_SLICE) >= _FREE_SLICE
 
     def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes]) -> int:
         """What a DELETE or CLEAR further on in the log will remove anyway, now, to make room; returns how many went.
@@ -244,7 +295,7 @@ class Partition:
     def _begin(self) -> Ingest:
         if self._ingest is None:
             self._txn = self.env.begin_write()
-            self._ingest = Ingest(Tables(self.env, self._txn), self._meta, self._rules)
+            self._ingest = Ingest(Tables(self.env, self._txn), self._meta, self._rules, self.blobs)
         return self._ingest
 
     def _reset(self) -> None:
@@ -260,7 +311,7 @@ class Partition:
             b"o": rules.open_ttl_ms, b"w": rules.keep_ttl_ms, b"m": rules.fence_ttl_ms, b"f": rules.fence_ttl_ms,
             b"t": rules.fence_ttl_ms,
         }  # fmt: skip
-        return bool(tables.trash(1)) or any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
+        return self.blobs.due(tables) or any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
 
     def _level(self, size: int) -> float:
         return (self._used + self._batch.bytes + size + _RECORD_OVERHEAD) / self._room
@@ -268,6 +319,11 @@ class Partition:
     def _measure(self) -> int:
         with self.env.reading() as txn:
             return self.env.used_bytes(txn)
+
+
+def _origin(meta: Meta) -> tuple[int, str, str, str]:
+    """What data must have come from to be of use."""
+    return meta.format, meta.cluster_id, meta.topic_id, meta.blobs
 
 
 def _frees(value: bytes | None) -> bool:

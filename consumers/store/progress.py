@@ -14,12 +14,14 @@ SILENCE_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Lag:
     """Of one partition. `goal`: log end when the store began to follow it; `end`: as last heard; `applied`: next
-    offset, durable. `full`: why it takes nothing in, None while it does."""
+    offset, durable. `full`: why it takes nothing in, None while it does. `asked_ms`: the broker's time before `end`
+    was asked for, 0 where not known."""
 
     goal: int
     end: int
     applied: int
     full: str | None = None
+    asked_ms: int = 0
 
 
 class Progress:
@@ -54,13 +56,19 @@ class Progress:
         with self._lock:
             self._lags[number] = replace(self._lags[number], full=reason)
 
-    def heard(self, ends: Mapping[int, int]) -> None:
-        """The brokers answered with these log ends."""
+    def heard(self, ends: Mapping[int, int], asked_ms: int = 0) -> None:
+        """The brokers answered with these log ends, asked for at `asked_ms` of their time."""
         with self._lock:
             self._heard = self._clock.monotonic()
             for number, end in ends.items():
                 if number in self._lags:
-                    self._lags[number] = replace(self._lags[number], end=end)
+                    self._lags[number] = replace(self._lags[number], end=end, asked_ms=asked_ms)
+
+    def time_at_end(self, number: int) -> int:
+        """A time (ms, the broker's) that no record to come is older than; 0 where none is known."""
+        with self._lock:
+            lag = self._lags.get(number)
+            return lag.asked_ms if lag is not None and lag.applied >= max(lag.end, lag.goal) else 0
 
     def lags(self) -> dict[int, Lag]:
         with self._lock:

@@ -7,7 +7,11 @@ from moebus.consumers.store.ingest import Outcome
 from moebus.consumers.store.partition import Batch, Figures
 from moebus.consumers.store.progress import Lag
 from moebus.observability.clock import Clock
+from moebus.observability.log import get_logger
 from moebus.observability.metrics import Metrics
+
+_log = get_logger(__name__)
+_SAY_EVERY = 60.0
 
 
 class Recorder:
@@ -17,12 +21,22 @@ class Recorder:
         self._metrics = metrics
         self._clock = clock
         self._figures: dict[int, Figures] = {}
+        self._said: dict[str, float] = {}
 
     def record(self, record: LogRecord, outcome: Outcome) -> None:
         self._metrics.inc("moebus_store_records_total", kind=outcome.kind, outcome=outcome.verdict)
         self._metrics.inc("moebus_store_bytes_total", len(record.value or b""))
+        if outcome.over_quota is not None:
+            self._say_quota(outcome.over_quota)
         if outcome.dead:
             self._metrics.inc("moebus_dead_letters_total", reason=outcome.reason)
+
+    def _say_quota(self, run: str) -> None:
+        """Each rollout is counted and tells its reader; the log has a line a minute and run."""
+        now = self._clock.monotonic()
+        if now - self._said.get(run, float("-inf")) >= _SAY_EVERY:
+            self._said = {one: at for one, at in self._said.items() if now - at < _SAY_EVERY} | {run: now}
+            _log.warning("store.quota", f"run {run} is at its quota: its oldest rollouts go for later ones", run=run)
 
     def committed(self, number: int, batch: Batch, figures: Figures, seconds: float) -> None:
         self._metrics.observe("moebus_store_commit_duration_seconds", seconds)

@@ -14,7 +14,7 @@ from moebus.consumers.store.tables import Fence, Tables, Turn
 from moebus.schemas.record import Clear, Delete
 from moebus.schemas.rollout import RolloutId, same_segment, structured
 
-Cause = Literal["delete", "clear", "last_turn", "age", "lost"]
+Cause = Literal["delete", "clear", "last_turn", "age", "lost", "quota"]
 _SLICE = 1000
 
 
@@ -33,6 +33,9 @@ class Removal:
         old = self._tables.fence(record.run, prefix)
         fence = Fence(record.run, prefix, max(epoch, old.epoch if old else 0), now_ms)
         self._tables.put_fence(fence, old)
+        card = self._tables.card(record.run)
+        if isinstance(record, Clear) and card is not None and card[1] <= epoch:
+            self._tables.drop_card(record.run)  # what comes in a later epoch may be of another model
         self.take_away(record, now_ms)
 
     def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes] = frozenset()) -> int:
@@ -89,6 +92,33 @@ class Removal:
         if other is not None and same_segment(other, turn) and other.turn < turn.turn:
             self.remove(lower, "last_turn", superseded(turn.turn), now_ms)
 
+    def hold_to_quota(self, state: AttemptState, now_ms: int) -> bool:
+        """After `state` took bytes in: the oldest whole attempts of its run make room, and where they cannot, it goes
+        itself. Returns whether it may stay. What its time has ended does not count, so that the outcome depends on the
+        log alone and not on when it was swept."""
+        run = state.key.run
+        limit = self._rules.quota(run)
+        if limit is None or self._tables.usage(run) <= limit:
+            return True
+        while self._tables.due(b"o", now_ms - self._rules.open_ttl_ms, 1) or self._tables.due(
+            b"w", now_ms - self._rules.keep_ttl_ms, 1
+        ):
+            self.sweep(now_ms)
+        reason = f"quota of run {run}: {limit} bytes in a partition"
+        if self._alone(state) <= limit:
+            while self._tables.usage(run) > limit and (old := self._tables.oldest(run, but=state)) is not None:
+                self.remove(old, "quota", f"{reason}; the oldest made room for later ones", now_ms)
+        if self._tables.usage(run) <= limit:
+            return True
+        self.remove(state, "quota", f"{reason}; this one does not fit beside what is not whole yet", now_ms)
+        return False
+
+    def _alone(self, state: AttemptState) -> int:
+        """Bytes that it needs by itself: its own and those of its base."""
+        numbers = {part.owner for part in state.parts} | {state.owner}
+        owners = (self._tables.owner(number) for number in numbers)
+        return sum(owner.size for owner in owners if owner is not None)
+
     def sweep(self, now_ms: int) -> None:
         """What time takes away: open attempts, whole ones, marks, fences, turns; up to 1,000 of each a call."""
         tables, rules = self._tables, self._rules
@@ -100,15 +130,6 @@ class Removal:
             tables.drop_attempt(tables.attempt_of(key))
         tables.forget(b"f", now_ms - rules.fence_ttl_ms, _SLICE)
         tables.forget(b"t", now_ms - rules.fence_ttl_ms, _SLICE)
-
-    def free(self, limit: int) -> int:
-        """Frees up to `limit` blobs of what was removed; returns how many: fewer when nothing is left."""
-        left = limit
-        for owner in self._tables.trash(limit):  # each has one at least
-            left -= self._tables.free(owner, left)
-            if left <= 0:
-                break
-        return limit - left
 
     def _all(self, start: bytes) -> Iterator[AttemptState]:
         """In slices, because the loop's body writes to the table that is read."""

@@ -50,13 +50,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The blobs of one attempt. `refs`: how many attempts use them, its own included; at 0 they are freed."""
+    """The blobs of one attempt of `run`, `size` bytes in all. `refs`: how many attempts use them, its own included; at
+    0 they are freed."""
 
     number: int
     refs: int
     attempt: bytes
     shape: Shape | None = None
     chunks: tuple[ChunkInfo, ...] = ()
+    run: str = ""
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ def load_attempt(key: RolloutKey, attempt: bytes, data: bytes) -> AttemptState:
 
 def dump_owner(owner: Owner) -> bytes:
     chunks = [[c.index, c.start, c.rows, c.checksum, c.versions] for c in owner.chunks]
-    return _json({"r": owner.refs, "a": owner.attempt.hex(), "h": _dump_shape(owner.shape), "c": chunks})
+    shape = _dump_shape(owner.shape)
+    return _json({"r": owner.refs, "a": owner.attempt.hex(), "h": shape, "c": chunks, "n": owner.run, "b": owner.size})
 
 
 def load_owner(number: int, data: bytes) -> Owner:
@@ -128,7 +132,8 @@ def load_owner(number: int, data: bytes) -> Owner:
         ChunkInfo(index, start, rows, checksum, tuple((row, version) for row, version in versions))
         for index, start, rows, checksum, versions in fields["c"]
     )
-    return Owner(number, fields["r"], bytes.fromhex(fields["a"]), _load_shape(fields["h"]), chunks)
+    attempt, shape = bytes.fromhex(fields["a"]), _load_shape(fields["h"])
+    return Owner(number, fields["r"], attempt, shape, chunks, fields["n"], fields["b"])
 
 
 def _dump_shape(shape: Shape | None) -> list[object] | None:

@@ -14,9 +14,10 @@ from moebus.broker.topics import Topics
 from moebus.consumers.dead_letters import DeadLetters
 from moebus.consumers.store.answers import Answer, Answers, Question
 from moebus.consumers.store.deletes import publish_delete
+from moebus.consumers.store.env import EnvClosed
 from moebus.consumers.store.follower import Follower
 from moebus.consumers.store.options import StoreOptions
-from moebus.consumers.store.partition import Figures
+from moebus.consumers.store.partition import Figures, RunFigures
 from moebus.consumers.store.progress import Lag, Progress
 from moebus.consumers.store.recorder import Recorder
 from moebus.consumers.store.source import Source
@@ -137,6 +138,16 @@ class RouteStore:
         """How far and how full each partition is."""
         partitions = self._follower.partitions
         return {n: (lag, partitions[n].figures()) for n, lag in self.progress.lags().items()}
+
+    def runs(self) -> dict[int, list[RunFigures]]:
+        """What the runs hold in each partition; of one that is being rebuilt, nothing."""
+        found: dict[int, list[RunFigures]] = {}
+        for number, partition in dict(self._follower.partitions).items():
+            try:
+                found[number] = partition.runs()
+            except EnvClosed:
+                found[number] = []
+        return found
 
     def _run(self, work: Callable[[], None]) -> None:
         try:

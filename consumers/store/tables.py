@@ -21,7 +21,7 @@ from moebus.consumers.store.state import (
 )
 from moebus.schemas.rollout import RolloutId, RolloutKey, ancestors
 
-FORMAT = 1
+FORMAT = 2
 TimeKind = Literal[b"o", b"w", b"m", b"f", b"t"]
 """open attempts, whole ones, marks of those that ended otherwise, fences, turns."""
 _KIND_OF: dict[State, TimeKind] = {"open": b"o", "whole": b"w", "spoilt": b"m", "lost": b"m", "gone": b"m"}
@@ -31,7 +31,7 @@ _META = b"meta"
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What belongs to the partition as a whole. `next_offset` None: nothing was read yet. `now_ms`: the latest append
-    time read. `owners`: numbers given to blobs so far."""
+    time read. `owners`: numbers given to blobs so far. `blobs`: where their bytes lie."""
 
     cluster_id: str
     topic_id: str
@@ -40,6 +40,7 @@ class Meta:
     owners: int = 0
     whole: int = 0
     format: int = FORMAT
+    blobs: str = "lmdb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,12 @@ class Tables:
         key = keys.attempt_key(state.key, state.header.attempt)
         if old is not None:
             self._delete("times", keys.time_key(_KIND_OF[old.state], old.at_ms, key))
+            if old.state == "whole":
+                self._delete("times", keys.age_key(old.key.run, old.at_ms, key))
         self._put("attempts", key, dump_attempt(state))
         self._put("times", keys.time_key(_KIND_OF[state.state], state.at_ms, key), b"")
+        if state.state == "whole":
+            self._put("times", keys.age_key(state.key.run, state.at_ms, key), b"")
 
     def drop_attempt(self, state: AttemptState) -> None:
         """Forgets it altogether, mark included."""
@@ -117,14 +122,64 @@ class Tables:
             self.put_owner(replace(owner, refs=owner.refs + change))
             return
         self._delete("owners", keys.owner_key(number))
+        self.add_usage(owner.run, -owner.size)
         if owner.chunks:
             self._put("trash", keys.owner_key(number), b"")
+
+    # runs
+
+    def usage(self, run: str) -> int:
+        """Bytes of all blobs of a run that are in use."""
+        data = self._get("usage", run.encode())
+        return int.from_bytes(data, "big") if data is not None else 0
+
+    def add_usage(self, run: str, change: int) -> None:
+        held = self.usage(run) + change
+        if held:
+            self._put("usage", run.encode(), held.to_bytes(8, "big"))
+        else:
+            self._delete("usage", run.encode())
+
+    def usages(self, limit: int) -> list[tuple[str, int]]:
+        """(run, bytes) of the first `limit` runs that hold any."""
+        found = islice(self._scan("usage", b""), limit)
+        return [(name.decode(), int.from_bytes(held, "big")) for name, held in found]
+
+    def oldest(self, run: str, but: AttemptState) -> AttemptState | None:
+        """The whole attempt that was completed first, `but` one left out."""
+        start, own = keys.age_range(run), keys.attempt_key(but.key, but.header.attempt)
+        for raw in islice(self._keys("times", start), 2):
+            key = raw[len(start) + 8 :]
+            if key != own:
+                return self.attempt_of(key)
+        return None
+
+    def card(self, run: str) -> tuple[str, int] | None:
+        """Digest of the model card that a run is held to, and the epoch that brought it."""
+        data = self._get("cards", run.encode())
+        if data is None:
+            return None
+        digest, epoch = json.loads(data)
+        return digest, epoch
+
+    def put_card(self, run: str, digest: str, epoch: int) -> None:
+        self._put("cards", run.encode(), json.dumps([digest, epoch]).encode())
+
+    def drop_card(self, run: str) -> None:
+        self._delete("cards", run.encode())
+
+    # blobs
 
     def blob(self, owner: int, index: int) -> bytes | None:
         return self._get("blobs", keys.blob_key(owner, index))
 
     def put_blob(self, owner: int, index: int, data: bytes) -> None:
         self._put("blobs", keys.blob_key(owner, index), data)
+
+    def entries(self, owner: bytes) -> Iterator[bytes]:
+        """What the table of blobs holds of an owner; `owner` as `trash` gives it."""
+        for _, entry in self._scan("blobs", owner):
+            yield entry
 
     def trash(self, limit: int) -> list[bytes]:
         """Owners (first bytes of their blobs' keys) whose blobs are still to be freed; the first `limit`."""

@@ -58,7 +58,8 @@ class Watcher:
         numbers = tuple(self._progress.lags())
         try:
             if numbers:
-                self._progress.heard(self._source.ends(numbers))
+                asked_ms = self._follower.broker_now_ms
+                self._progress.heard(self._source.ends(numbers), asked_ms)
             if numbers and check_guard:
                 self._compare()
             self._silent = False
