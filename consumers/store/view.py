@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 
 from moebus.consumers.store import keys
+from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable
 from moebus.consumers.store.env import EnvClosed
 from moebus.consumers.store.partition import Partition, hides
 from moebus.consumers.store.state import AttemptState
@@ -17,7 +18,7 @@ from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import BadRecord
 from moebus.schemas.record import Chunk, Clear, Delete, Versions, decode, merge_versions, unpack
 from moebus.schemas.rollout import RolloutKey
-from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted
+from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, StoreCatchingUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +93,48 @@ class View:
         """Rows [piece.last - piece.first, layers, top_k], C order; a copy. `layers`: positions, None for all.
 
         Raises:
-            RouteDeleted: removed in the meantime.  RouteCorrupt: what lies on the disk is not what was written.
+            RouteDeleted: removed in the meantime.  RouteCorrupt: what is stored is not what was written.
+            StoreCatchingUp: its bytes cannot be had now.
         """
-        try:
-            with self._partition.reading() as (tables, _):
-                data = tables.blob(piece.owner, piece.index)
-        except EnvClosed:
-            data = None
-        if data is None:
-            raise RouteDeleted("removed while it was read")
+        data = self._bytes(piece)
         try:
             chunk = decode(data)
             if not isinstance(chunk, Chunk) or chunk.header.attempt != piece.attempt:
                 raise RouteDeleted("removed while it was read")
             rows = unpack(chunk)[piece.first : piece.last]
         except BadRecord as error:
-            raise RouteCorrupt(f"stored chunk {piece.index}: {error}") from error
+            self._partition.damaged = f"stored chunk {piece.index}: {error}"
+            raise RouteCorrupt(self._partition.damaged) from error
         return np.ascontiguousarray(rows if layers is None else rows[:, layers, :])
+
+    def _bytes(self, piece: Piece) -> bytes:
+        entry = self._entry(piece)
+        if entry is None:
+            raise RouteDeleted("removed while it was read")
+        try:
+            return self._partition.blobs.read(piece.owner, entry)
+        except BlobsUnavailable as error:
+            raise StoreCatchingUp(f"the bytes cannot be had now: {error}") from error
+        except BlobMissing as error:
+            if not self._still_held(piece):
+                raise RouteDeleted("removed while it was read") from None
+            self._partition.damaged = f"stored chunk {piece.index}: {error}"
+            raise RouteCorrupt(self._partition.damaged) from error
+
+    def _entry(self, piece: Piece) -> bytes | None:
+        try:
+            with self._partition.reading() as (tables, _):
+                return tables.blob(piece.owner, piece.index)
+        except EnvClosed:
+            return None
+
+    def _still_held(self, piece: Piece) -> bool:
+        try:
+            with self._partition.reading() as (tables, _):
+                owner = tables.owner(piece.owner)
+                return owner is not None and owner.attempt == piece.attempt
+        except EnvClosed:
+            return False
 
 
 def _plan_part(tables: Tables, number: int, low: int, high: int, pieces: list[Piece], versions: list[Versions]) -> None:

@@ -1,0 +1,51 @@
+"""Blobs in LMDB, beside their index: the entry is the record."""
+
+from __future__ import annotations
+
+from moebus.consumers.store.blobs.port import Reading
+from moebus.consumers.store.tables import Tables
+
+
+class InlineBlobs:
+    """The default. Bytes, index and offset are one transaction, so there is nothing to settle and nothing to sweep."""
+
+    identity = "lmdb"
+    strays = False
+
+    def put(self, tables: Tables, owner: int, index: int, attempt: bytes, data: bytes) -> None:
+        tables.put_blob(owner, index, data)
+
+    def flush(self) -> None:
+        return None
+
+    def settle(self) -> None:
+        return None
+
+    def committed(self) -> None:
+        return None
+
+    def abandoned(self) -> None:
+        return None
+
+    def read(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> bytes:
+        return entry if start == 0 and stop is None else entry[start:stop]
+
+    def due(self, tables: Tables) -> bool:
+        return bool(tables.trash(1))
+
+    def free(self, tables: Tables, limit: int) -> int:
+        left = limit
+        for owner in tables.trash(limit):  # each has one at least
+            left -= tables.free(owner, left)
+            if left <= 0:
+                break
+        return limit - left
+
+    def trouble(self) -> str | None:
+        return None
+
+    def forget(self) -> None:
+        return None
+
+    def sweep(self, reading: Reading) -> int:
+        return 0
