@@ -9,7 +9,7 @@ from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.decide import Decision, Facts, Rules, Verdict, decide
 from moebus.consumers.store.removal import Removal, superseded
 from moebus.consumers.store.state import AttemptState, Owner
-from moebus.consumers.store.tables import Meta, Tables
+from moebus.consumers.store.tables import Meta, Tables, Usage
 from moebus.schemas.errors import BadRecord, InvalidInput
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import CheckLevel, Chunk, Clear, Delete, End, check_content, decode, stored_checksum, unpack
@@ -71,13 +71,16 @@ class Ingest:
         whole = decision.attempt if decision.verdict == "completed" else None
         if whole is not None:
             self._completed(whole, now_ms)
-        gone = self.removal.removed["quota"]
-        kept = not decision.blob or decision.attempt is None or self.removal.hold_to_quota(decision.attempt, now_ms)
-        if not kept:
+        gone = self._given_up()
+        new = decision.attempt if decision.verdict in ("stored", "completed") else None
+        if new is not None and not self.removal.hold_to_quota(new, now_ms):
             return Outcome(kind, "refused", "quota", over_quota=header.run)
-        gave = header.run if self.removal.removed["quota"] > gone else None
+        gave = header.run if self._given_up() > gone else None
         dead = decision.verdict in ("spoilt", "quarantined")
         return Outcome(kind, decision.verdict, decision.reason, dead, whole, over_quota=gave)
+
+    def _given_up(self) -> int:
+        return self.removal.removed["quota"] + self.removal.cut
 
     def _completed(self, whole: AttemptState, now_ms: int) -> None:
         header, end = whole.header, whole.end
@@ -131,18 +134,20 @@ class Ingest:
         if decision.release is not None:
             self.removal.release(decision.release)
         if decision.owner is not None:
-            size = decision.owner.size + (len(value) if decision.blob else 0)
-            self._own(replace(decision.owner, size=size))
+            self._own(decision.owner, len(value) if decision.blob else 0, decision.verdict == "completed")
         if decision.blob and decision.owner is not None and isinstance(record, Chunk):
             self._blobs.put(self._tables, decision.owner.number, record.index, record.header.attempt, value)
-            self._tables.add_usage(record.header.run, len(value))
         if decision.attempt is not None:
             self._tables.put_attempt(decision.attempt, held)
         if decision.verdict == "completed":
             self.meta = replace(self.meta, whole=self.meta.whole + 1)
 
-    def _own(self, owner: Owner) -> None:
-        self._tables.put_owner(owner)
+    def _own(self, owner: Owner, more: int, whole: bool) -> None:
+        size = owner.size + more
+        self._tables.put_owner(replace(owner, size=size, whole=whole))
+        change = Usage(size, -owner.size) if whole else Usage(0, more)
+        if change.whole or change.open:
+            self._tables.add_usage(owner.run, change)
         self.meta = replace(self.meta, owners=max(self.meta.owners, owner.number))
 
 

@@ -66,14 +66,14 @@ def time_key(kind: bytes, at_ms: int, key: bytes) -> bytes:
     return kind + at_ms.to_bytes(8, "big") + key
 
 
-def age_range(run: str) -> bytes:
-    """What the keys of the whole attempts of a run start with, in order of their age."""
-    return b"r" + run_range(run)
+def age_range(kind: bytes, run: str) -> bytes:
+    """What the keys of a run's attempts start with, in order of their age; `kind`: one byte."""
+    return kind + run_range(run)
 
 
-def age_key(run: str, at_ms: int, key: bytes) -> bytes:
+def age_key(kind: bytes, run: str, at_ms: int, key: bytes) -> bytes:
     """At most 413 bytes."""
-    return age_range(run) + at_ms.to_bytes(8, "big") + key
+    return age_range(kind, run) + at_ms.to_bytes(8, "big") + key
 
 
 def split_time_key(raw: bytes) -> tuple[int, bytes]:

@@ -54,11 +54,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """Of one run in one partition. `quota_bytes`: None without one. `card`: digest of the model card that it is held
-    to, None where it is not known yet."""
+    """Of one run in one partition. `used_bytes`: of whole attempts; `open_bytes`: of what is not whole yet.
+    `quota_bytes`: of either, None without one. `card`: digest of the model card that it is held to, None where that is
+    not known yet."""
 
     run: str
     used_bytes: int
+    open_bytes: int
     quota_bytes: int | None
     card: str | None
 
@@ -172,7 +174,7 @@ class Partition:
         with self.reading() as (tables, _):
             found = [(run, used, tables.card(run)) for run, used in tables.usages(limit)]
         return [
-            RunFigures(run, used, rules.quota(run), rules.cards.get(run, card[0] if card else None))
+            RunFigures(run, used.whole, used.open, rules.quota(run), rules.cards.get(run, card[0] if card else None))
             for run, used, card in found
         ]
 
@@ -215,6 +217,8 @@ class Partition:
             raise StoreFull(str(error), lost=True) from error
         batch, removal = self._batch, self._ingest.removal
         batch.removed.update({str(cause): count for cause, count in removal.removed.items()})
+        if removal.cut:
+            batch.removed["quota_open"] += removal.cut
         whole = self._ingest.meta.whole - removal.removed.total()
         meta = replace(self._ingest.meta, next_offset=self.next_offset, whole=whole)
         try:

@@ -19,12 +19,14 @@ _SLICE = 1000
 
 
 class Removal:
-    """Works in one write transaction. `removed`: whole attempts taken away, by cause."""
+    """Works in one write transaction. `removed`: whole attempts taken away, by cause; `cut`: those that a quota ended
+    before they were whole."""
 
     def __init__(self, tables: Tables, rules: Rules) -> None:
         self._tables = tables
         self._rules = rules
         self.removed: Counter[Cause] = Counter()
+        self.cut = 0
 
     def fence(self, record: Delete | Clear, now_ms: int) -> None:
         """Applies a DELETE or CLEAR and remembers it for what comes late."""
@@ -61,6 +63,8 @@ class Removal:
         """Leaves a mark in place of an attempt."""
         if state.state == "whole":
             self.removed[cause] += 1
+        elif cause == "quota":
+            self.cut += 1
         mark = state.ended("lost" if cause == "lost" else "gone", reason, now_ms)
         self._tables.put_attempt(mark, state)
         self.release(state)
@@ -93,31 +97,39 @@ class Removal:
             self.remove(lower, "last_turn", superseded(turn.turn), now_ms)
 
     def hold_to_quota(self, state: AttemptState, now_ms: int) -> bool:
-        """After `state` took bytes in: the oldest whole attempts of its run make room, and where they cannot, it goes
-        itself. Returns whether it may stay. What its time has ended does not count, so that the outcome depends on the
-        log alone and not on when it was swept."""
-        run = state.key.run
-        limit = self._rules.quota(run)
-        if limit is None or self._tables.usage(run) <= limit:
-            return True
-        while self._tables.due(b"o", now_ms - self._rules.open_ttl_ms, 1) or self._tables.due(
-            b"w", now_ms - self._rules.keep_ttl_ms, 1
-        ):
-            self.sweep(now_ms)
-        reason = f"quota of run {run}: {limit} bytes in a partition"
-        if self._alone(state) <= limit:
-            while self._tables.usage(run) > limit and (old := self._tables.oldest(run, but=state)) is not None:
-                self.remove(old, "quota", f"{reason}; the oldest made room for later ones", now_ms)
-        if self._tables.usage(run) <= limit:
-            return True
-        self.remove(state, "quota", f"{reason}; this one does not fit beside what is not whole yet", now_ms)
-        return False
+        """After `state` took bytes in or became whole: its run keeps at most the quota of whole attempts, and at most
+        as much again of open ones. The oldest of the same kind make room; what alone is larger goes itself, before
+        anything makes room for it. Returns whether it may stay.
 
-    def _alone(self, state: AttemptState) -> int:
-        """Bytes that it needs by itself: its own and those of its base."""
-        numbers = {part.owner for part in state.parts} | {state.owner}
-        owners = (self._tables.owner(number) for number in numbers)
-        return sum(owner.size for owner in owners if owner is not None)
+        What its time has ended does not count, so the outcome depends on the log alone, not on when that was swept.
+        """
+        run = state.key.run
+        limit, owner = self._rules.quota(run), self._tables.owner(state.owner)
+        if limit is None or owner is None:
+            return True
+        quota = f"quota of run {run}: {limit} bytes in a partition"
+        if owner.size > limit:
+            self.remove(state, "quota", f"{quota}; this one alone is larger", now_ms)
+            return False
+        kind: Literal["whole", "open"] = "whole" if state.state == "whole" else "open"
+        if self._held(run, kind) > limit:
+            self._expire(now_ms)
+        while self._held(run, kind) > limit:
+            old = self._tables.oldest(run, kind, but=state)
+            if old is None:  # rows of its base, which nothing else holds any more
+                self.remove(state, "quota", f"{quota}; with its base this one is larger", now_ms)
+                return False
+            self.remove(old, "quota", f"{quota}; the oldest made room for later ones", now_ms)
+        return True
+
+    def _held(self, run: str, kind: Literal["whole", "open"]) -> int:
+        usage = self._tables.usage(run)
+        return usage.whole if kind == "whole" else usage.open
+
+    def _expire(self, now_ms: int) -> None:
+        tables, rules = self._tables, self._rules
+        while tables.due(b"o", now_ms - rules.open_ttl_ms, 1) or tables.due(b"w", now_ms - rules.keep_ttl_ms, 1):
+            self.sweep(now_ms)
 
     def sweep(self, now_ms: int) -> None:
         """What time takes away: open attempts, whole ones, marks, fences, turns; up to 1,000 of each a call."""

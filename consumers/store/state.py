@@ -51,7 +51,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The blobs of one attempt of `run`, `size` bytes in all. `refs`: how many attempts use them, its own included; at
-    0 they are freed."""
+    0 they are freed. `whole`: its own attempt was whole once."""
 
     number: int
     refs: int
@@ -60,6 +60,7 @@ class Owner:
     chunks: tuple[ChunkInfo, ...] = ()
     run: str = ""
     size: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,10 @@ def load_attempt(key: RolloutKey, attempt: bytes, data: bytes) -> AttemptState:
 
 def dump_owner(owner: Owner) -> bytes:
     chunks = [[c.index, c.start, c.rows, c.checksum, c.versions] for c in owner.chunks]
-    shape = _dump_shape(owner.shape)
-    return _json({"r": owner.refs, "a": owner.attempt.hex(), "h": shape, "c": chunks, "n": owner.run, "b": owner.size})
+    return _json({
+        "r": owner.refs, "a": owner.attempt.hex(), "h": _dump_shape(owner.shape), "c": chunks, "n": owner.run,
+        "b": owner.size, "w": owner.whole,
+    })  # fmt: skip
 
 
 def load_owner(number: int, data: bytes) -> Owner:
@@ -133,7 +136,7 @@ def load_owner(number: int, data: bytes) -> Owner:
         for index, start, rows, checksum, versions in fields["c"]
     )
     attempt, shape = bytes.fromhex(fields["a"]), _load_shape(fields["h"])
-    return Owner(number, fields["r"], attempt, shape, chunks, fields["n"], fields["b"])
+    return Owner(number, fields["r"], attempt, shape, chunks, fields["n"], fields["b"], fields["w"])
 
 
 def _dump_shape(shape: Shape | None) -> list[object] | None:

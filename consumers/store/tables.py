@@ -25,6 +25,7 @@ FORMAT = 2
 TimeKind = Literal[b"o", b"w", b"m", b"f", b"t"]
 """open attempts, whole ones, marks of those that ended otherwise, fences, turns."""
 _KIND_OF: dict[State, TimeKind] = {"open": b"o", "whole": b"w", "spoilt": b"m", "lost": b"m", "gone": b"m"}
+_AGE_OF: dict[State, bytes] = {"whole": b"r", "open": b"p"}
 _META = b"meta"
 
 
@@ -41,6 +42,14 @@ class Meta:
     whole: int = 0
     format: int = FORMAT
     blobs: str = "lmdb"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes that a run holds: of attempts that are whole (or were, where others use their rows), and of open ones."""
+
+    whole: int
+    open: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +95,12 @@ class Tables:
         key = keys.attempt_key(state.key, state.header.attempt)
         if old is not None:
             self._delete("times", keys.time_key(_KIND_OF[old.state], old.at_ms, key))
-            if old.state == "whole":
-                self._delete("times", keys.age_key(old.key.run, old.at_ms, key))
+            if old.state in _AGE_OF:
+                self._delete("times", keys.age_key(_AGE_OF[old.state], old.key.run, old.at_ms, key))
         self._put("attempts", key, dump_attempt(state))
         self._put("times", keys.time_key(_KIND_OF[state.state], state.at_ms, key), b"")
-        if state.state == "whole":
-            self._put("times", keys.age_key(state.key.run, state.at_ms, key), b"")
+        if state.state in _AGE_OF:
+            self._put("times", keys.age_key(_AGE_OF[state.state], state.key.run, state.at_ms, key), b"")
 
     def drop_attempt(self, state: AttemptState) -> None:
         """Forgets it altogether, mark included."""
@@ -122,32 +131,31 @@ class Tables:
             self.put_owner(replace(owner, refs=owner.refs + change))
             return
         self._delete("owners", keys.owner_key(number))
-        self.add_usage(owner.run, -owner.size)
+        self.add_usage(owner.run, Usage(-owner.size, 0) if owner.whole else Usage(0, -owner.size))
         if owner.chunks:
             self._put("trash", keys.owner_key(number), b"")
 
     # runs
 
-    def usage(self, run: str) -> int:
-        """Bytes of all blobs of a run that are in use."""
+    def usage(self, run: str) -> Usage:
         data = self._get("usage", run.encode())
-        return int.from_bytes(data, "big") if data is not None else 0
+        return Usage(*json.loads(data)) if data is not None else Usage(0, 0)
 
-    def add_usage(self, run: str, change: int) -> None:
-        held = self.usage(run) + change
-        if held:
-            self._put("usage", run.encode(), held.to_bytes(8, "big"))
+    def add_usage(self, run: str, change: Usage) -> None:
+        held = self.usage(run)
+        held = Usage(held.whole + change.whole, held.open + change.open)
+        if held.whole or held.open:
+            self._put("usage", run.encode(), json.dumps([held.whole, held.open]).encode())
         else:
             self._delete("usage", run.encode())
 
-    def usages(self, limit: int) -> list[tuple[str, int]]:
-        """(run, bytes) of the first `limit` runs that hold any."""
-        found = islice(self._scan("usage", b""), limit)
-        return [(name.decode(), int.from_bytes(held, "big")) for name, held in found]
+    def usages(self, limit: int) -> list[tuple[str, Usage]]:
+        """Those of the first `limit` runs that hold anything."""
+        return [(name.decode(), Usage(*json.loads(held))) for name, held in islice(self._scan("usage", b""), limit)]
 
-    def oldest(self, run: str, but: AttemptState) -> AttemptState | None:
-        """The whole attempt that was completed first, `but` one left out."""
-        start, own = keys.age_range(run), keys.attempt_key(but.key, but.header.attempt)
+    def oldest(self, run: str, state: Literal["whole", "open"], but: AttemptState) -> AttemptState | None:
+        """The attempt in this state whose last record is the oldest, `but` one left out."""
+        start, own = keys.age_range(_AGE_OF[state], run), keys.attempt_key(but.key, but.header.attempt)
         for raw in islice(self._keys("times", start), 2):
             key = raw[len(start) + 8 :]
             if key != own:
