@@ -15,10 +15,12 @@ class StoreService:
     """One store over one data folder."""
 
     def __init__(self, service: Service, data_dir: Path, store_id: str, partitions: tuple[int, ...] | None) -> None:
+        """Raises SettingsError or InvalidInput, naming the setting that is wrong."""
         self._service = service
         self._data_dir = data_dir
         self._store_id = store_id
         self._partitions = partitions
+        self._options = StoreOptions.of(service.settings.store)
         self._store: RouteStore | None = None
 
     def routes(self) -> list[BaseRoute]:
@@ -35,7 +37,7 @@ class StoreService:
             self._partitions,
             store_id=self._store_id,
             url=url,
-            options=StoreOptions.of(service.settings.store),
+            options=self._options,
             metrics=service.metrics,
         )
         return self._store

@@ -12,6 +12,7 @@ import typer
 from moebus.cli._context import settings_of
 from moebus.cli._service import Service, with_http
 from moebus.observability.parent import exit_with_parent
+from moebus.observability.settings import Settings
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.target import check_worker_id
 
@@ -33,6 +34,13 @@ def command(
     http_port: Annotated[
         int | None, typer.Option("--http-port", min=0, max=65535, help="0: a free one, announced in members.")
     ] = None,
+    blobs: Annotated[
+        str | None,
+        typer.Option("--blobs", help="Where the bytes lie: `lmdb` (default), `file:///path`, `s3://bucket/prefix`."),
+    ] = None,
+    blobs_endpoint: Annotated[
+        str | None, typer.Option("--blobs-endpoint", help="URL of an S3 API that is not Amazon's.")
+    ] = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a route store until SIGTERM: follows the routes topic, persists in LMDB, serves reads over HTTP.
@@ -40,10 +48,13 @@ def command(
     Starting again goes on where it was; the same data is never taken in twice. Without a broker it waits.
 
     Example: `moebus store --data-dir /var/lib/moebus --partitions 0-3`
+
+    The index always lies in LMDB. Credentials of S3 come from the environment (AWS_ACCESS_KEY_ID and the like).
     """
     if parent_pid is not None:
         exit_with_parent(parent_pid)
     settings = with_http(settings_of(ctx, service=True), http_host, http_port)
+    settings = _with_store(settings, blobs=blobs, blobs_endpoint=blobs_endpoint)
     member = check_worker_id(store_id or default_id(), "store_id")
     # LMDB and Starlette are imported here: `moebus --help` must not wait for them.
     from moebus.cli._store import StoreService
@@ -52,6 +63,12 @@ def command(
     service = Service("store", settings)
     work = StoreService(service, data_dir or settings.store.data_dir, member, followed)
     raise typer.Exit(service.run(work.make, work.routes()))
+
+
+def _with_store(settings: Settings, **given: str | None) -> Settings:
+    """Settings with what the command line says of the store over them."""
+    over = {name: value for name, value in given.items() if value is not None}
+    return settings.model_copy(update={"store": settings.store.model_copy(update=over)})
 
 
 def default_id() -> str:

@@ -25,6 +25,9 @@ CounterName = Literal[
     "moebus_store_records_total",
     "moebus_store_bytes_total",
     "moebus_store_deleted_rollouts_total",
+    "moebus_blobs_operations_total",
+    "moebus_blobs_bytes_total",
+    "moebus_blobs_swept_total",
     "moebus_reader_resolved_total",
     "moebus_engine_requests_total",
     "moebus_engine_tokens_total",
@@ -46,6 +49,7 @@ HistogramName = Literal[
     "moebus_routes_publish_duration_seconds",
     "moebus_store_readable_delay_seconds",
     "moebus_store_commit_duration_seconds",
+    "moebus_blobs_operation_duration_seconds",
     "moebus_reader_resolve_duration_seconds",
     "moebus_gateway_request_duration_seconds",
 ]
@@ -106,6 +110,12 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _histogram("moebus_store_commit_duration_seconds", "One batch committed with fsync"),
     _counter("moebus_store_deleted_rollouts_total", "Rollouts removed, by cause", "cause"),
+    _counter(
+        "moebus_blobs_operations_total", "Requests to the objects that hold blobs, by outcome", "operation", "outcome"
+    ),
+    _counter("moebus_blobs_bytes_total", "Bytes of blobs put among objects, or got from them", "operation"),
+    _counter("moebus_blobs_swept_total", "Objects deleted because no index named them (left by crashes and failures)"),
+    _histogram("moebus_blobs_operation_duration_seconds", "One request to the objects that hold blobs", "operation"),
     _gauge("moebus_store_rollouts", "Whole rollouts held"),
     _gauge("moebus_store_used_bytes", "Bytes in use inside the store's maps"),
     _gauge("moebus_store_lag_records", "Records between the store's position and the log end", "partition"),

@@ -65,9 +65,14 @@ class StoreSettings(_Section):
     `quotas`: bytes that a run may hold in all, as JSON `{"exp-7": 50000000000, "*": 10000000000}`; each partition takes
     its equal part of it, so that every store decides alike. `*`: every run that is not named. `cards`: `config.json`
     of the model of a run, `{"exp-7": "/models/m/config.json"}`; without one the first END of a run says what its is.
+    `blobs`: where the bytes of routes lie, `lmdb`, `file:///path` or `s3://bucket/prefix`; `blobs_endpoint`: of an S3
+    API that is not Amazon's; `blobs_timeout`: of one request to it.
     """
 
     data_dir: Path = Path("moebus-store")
+    blobs: str = "lmdb"
+    blobs_endpoint: str | None = None
+    blobs_timeout: float = Field(30.0, gt=0, le=600)
     map_bytes: int = Field(8 << 30, ge=1 << 20)
     commit_interval: float = Field(0.02, gt=0, le=10)
     commit_bytes: int = Field(32 << 20, ge=1 << 16)

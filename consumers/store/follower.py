@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from moebus.broker.errors import BrokerUnavailable, OffsetOutOfRange
 from moebus.broker.ports import Broker, LogReader, LogRecord, TopicPartition
 from moebus.consumers.dead_letters import DeadLetters
 from moebus.consumers.store.ahead import ReadAhead
+from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.ingest import Outcome
 from moebus.consumers.store.options import StoreOptions
 from moebus.consumers.store.partition import Guard, Partition, StoreFull
@@ -24,6 +25,7 @@ _log = get_logger(__name__)
 _POLL = 0.2
 _TEND = 1.0
 _RESUME_BELOW = 0.9
+_HEAL_EVERY = 60.0
 _BATCH_RECORDS = 64
 _LINGER = 0.002
 """Seconds without a record after which a batch that makes a rollout whole is committed: a trainer may wait for it."""
@@ -43,7 +45,9 @@ class Follower:
         recorder: Recorder,
         clock: Clock,
         stopping: threading.Event,
+        blobs: Callable[[int], Blobs | None] = lambda _: None,
     ) -> None:
+        """`blobs`: of a partition; None for LMDB."""
         self.partitions: dict[int, Partition] = {}
         self.rebuild_to: Guard | None = None
         self.broker_now_ms = 0
@@ -57,7 +61,9 @@ class Follower:
         self._stopping = stopping
         self._reader: LogReader = broker.reader("moebus-store")
         self._ahead = ReadAhead(lambda: broker.reader("moebus-store-ahead"), source.topic)
+        self._blobs = blobs
         self._stopped_at: dict[int, float] = {}
+        self._healed_at: dict[int, float] = {}
         self._dirty_since: float | None = None
         self._tended = clock.monotonic()
 
@@ -77,6 +83,7 @@ class Follower:
         """One turn: poll, apply, commit if it is time, tidy if it is time."""
         if self.rebuild_to is not None:
             self._rebuild(list(self.partitions), self.rebuild_to)
+        self._heal()
         try:
             awaited = any(partition.completes for partition in self.partitions.values())
             patience = min(_POLL, self._patience())
@@ -99,6 +106,8 @@ class Follower:
         if not self._dead.settle(self._stopping):
             return
         self._dirty_since = None
+        for partition in self.partitions.values():
+            partition.blobs.flush()  # all of them at once
         for number, partition in self.partitions.items():
             if partition.dirty:
                 self._commit_one(number, partition)
@@ -111,7 +120,9 @@ class Follower:
         for number in found.numbers:
             path = self._folder / self._source.topic / f"{number:05d}"
             options = self._options
-            partition = Partition(number, path, found.guard, rules, options.map_bytes, options.sync)
+            partition = Partition(
+                number, path, found.guard, rules, options.map_bytes, options.sync, self._blobs(number)
+            )
             if partition.next_offset is None:
                 partition.skip_to(found.starts[number])
             self.partitions[number] = partition
@@ -210,7 +221,8 @@ class Follower:
             more = self._tidy(number, partition)
             figures = partition.figures()
             waited = self._clock.monotonic() - self._stopped_at[number] >= _TEND
-            if not more and waited and figures.used_bytes < _RESUME_BELOW * figures.room_bytes:
+            roomy = figures.used_bytes < _RESUME_BELOW * figures.room_bytes
+            if not more and waited and roomy and partition.blobs.trouble() is None:
                 self._resume(number)
 
     def _take_away(self, number: int, record: Delete | Clear, spare: frozenset[bytes]) -> None:
@@ -229,6 +241,15 @@ class Follower:
         self._progress.full(number, None)
         self._recorder.stopped(number, False)
         self._reader.resume([self._tp(number)])
+
+    def _heal(self) -> None:
+        """What a reader found missing or unreadable comes again from the log; not over and over where a disk is bad."""
+        for number, partition in self.partitions.items():
+            since = self._clock.monotonic() - self._healed_at.get(number, float("-inf"))
+            if partition.damaged is not None and since >= _HEAL_EVERY:
+                _log.error("store.rebuild", f"partition {number}: {partition.damaged}", partition=number)
+                self._healed_at[number] = self._clock.monotonic()
+                self._rebuild([number], partition.guard)
 
     def _rebuild(self, numbers: Sequence[int], guard: Guard) -> None:
         """Begins again at the start of the log: something between may have been missed, a delete perhaps."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from moebus.consumers.store.blobs.home import check_extra
+from moebus.consumers.store.blobs.place import Place, check_endpoint, read_place
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.partition import RESERVE
 from moebus.observability.settings import StoreSettings
@@ -15,7 +17,8 @@ from moebus.producers.model_file import read_card
 class StoreOptions:
     """`map_bytes`: of one partition. `commit_interval`: seconds; `commit_bytes`: a batch that large is committed at
     once. `sync=False` only in tests: without fsync. `quotas`: bytes that a run may hold in all partitions of the topic
-    together (`*`: every run that is not named)."""
+    together (`*`: every run that is not named). `blobs`: where their bytes lie, None for LMDB; `blobs_endpoint`: of an
+    S3 API; `blobs_timeout`: seconds of one request."""
 
     map_bytes: int = 8 << 30
     commit_interval: float = 0.02
@@ -23,17 +26,25 @@ class StoreOptions:
     rules: Rules = field(default_factory=Rules)
     sync: bool = True
     quotas: Mapping[str, int] = field(default_factory=dict)
+    blobs: Place | None = None
+    blobs_endpoint: str | None = None
+    blobs_timeout: float = 30.0
 
     @classmethod
     def of(cls, settings: StoreSettings) -> StoreOptions:
-        """Raises InvalidInput (field `store.cards`) where a model's file cannot be used."""
+        """Raises InvalidInput (field `store.cards`) where a model's file cannot be used; SettingsError, naming
+        `store.blobs` or `store.blobs_endpoint`."""
         open_ms, keep_ms = int(settings.open_ttl * 1000), int(settings.keep_ttl * 1000)
         cards = {run: read_card(path, "store.cards").digest for run, path in settings.cards.items()}
         last_turn = settings.keep == "last_turn"
         rules = Rules(open_ms, keep_ms, last_turn=last_turn, checks=settings.checks, cards=cards)
+        place = read_place(settings.blobs)
+        if place is not None:
+            check_extra()
         return cls(
-            settings.map_bytes, settings.commit_interval, settings.commit_bytes, rules, quotas=dict(settings.quotas)
-        )
+            settings.map_bytes, settings.commit_interval, settings.commit_bytes, rules, quotas=dict(settings.quotas),
+            blobs=place, blobs_endpoint=check_endpoint(settings.blobs_endpoint), blobs_timeout=settings.blobs_timeout,
+        )  # fmt: skip
 
     def rules_for(self, partitions: int) -> Rules:
         """Of one partition of a topic that has so many: it holds a run to its equal part of the quota."""

@@ -13,6 +13,11 @@ from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics
 from moebus.consumers.dead_letters import DeadLetters
 from moebus.consumers.store.answers import Answer, Answers, Question
+from moebus.consumers.store.blobs.external import ExternalBlobs
+from moebus.consumers.store.blobs.home import open_objects
+from moebus.consumers.store.blobs.keeper import Keeper
+from moebus.consumers.store.blobs.metered import MeteredObjects
+from moebus.consumers.store.blobs.port import Blobs, Objects
 from moebus.consumers.store.deletes import publish_delete
 from moebus.consumers.store.env import EnvClosed
 from moebus.consumers.store.follower import Follower
@@ -54,8 +59,10 @@ class RouteStore:
         metrics: Metrics | None = None,
         clock: Clock | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+        objects: Objects | None = None,
     ) -> None:
-        """`partitions`: those to follow, None for all. `url`: where its HTTP answers, announced in members."""
+        """`partitions`: those to follow, None for all. `url`: where its HTTP answers, announced in members.
+        `objects`: where blobs lie, instead of where the options say."""
         self.clock: Clock = clock or SystemClock()
         self.progress = Progress(self.clock)
         self._data_dir = data_dir
@@ -70,23 +77,28 @@ class RouteStore:
         self._admin = broker.admin()
         self._writer = broker.writer(f"moebus-{store_id}")
         self._source = Source(self._admin, topics.routes, partitions)
-        recorder = Recorder(metrics or Metrics(), self.clock)
+        self._options = options or StoreOptions()
+        self._metrics = metrics or Metrics()
+        self._objects = objects
+        recorder = Recorder(self._metrics, self.clock)
         dead = DeadLetters(self._writer, topics.dlt, store_id)
         self._follower = Follower(
-            broker, self._source, data_dir, options or StoreOptions(), dead, self.progress, recorder, self.clock,
-            self._stopping,
+            broker, self._source, data_dir, self._options, dead, self.progress, recorder, self.clock, self._stopping,
+            self._blobs,
         )  # fmt: skip
         self._announcer = Announcer(self._writer, topics.members, store_id, self._learn_time)
         watcher = Watcher(self._source, self._follower, self.progress, recorder, self.clock, self._stopping, self._beat)
         self._answers = Answers(self._follower.partitions, self.progress)
-        self._threads = [
-            threading.Thread(target=self._run, args=(work,), name=f"moebus-store-{name}", daemon=True)
-            for name, work in (("follower", self._follower.run), ("watcher", watcher.run))
-        ]
+        self._keeper: Keeper | None = None
+        self._threads = [self._thread("follower", self._follower.run), self._thread("watcher", watcher.run)]
 
     def start(self) -> None:
-        """Raises SettingsError where another store uses the folder, or it cannot be written."""
+        """Raises SettingsError where another store uses the folder, it cannot be written, or blobs have no place."""
         self._lock = _lock_folder(self._data_dir)
+        keeper = self._open_objects()
+        if keeper is not None:
+            self._keeper = keeper
+            self._threads.append(self._thread("keeper", keeper.run))
         for thread in self._threads:
             thread.start()
 
@@ -95,6 +107,8 @@ class RouteStore:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        if self._objects is not None:
+            self._objects.close()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(_STOP_SECONDS)
@@ -113,7 +127,8 @@ class RouteStore:
         if self._failure is not None:
             return self._failure[1]
         full = [f"partition {n} takes nothing in: {lag.full}" for n, lag in self.progress.lags().items() if lag.full]
-        return self.progress.unready() or (full[0] if full else None)
+        trouble = f"blobs: {self._keeper.trouble}" if self._keeper is not None and self._keeper.trouble else None
+        return self.progress.unready() or (full[0] if full else trouble)
 
     def find(self, question: Question) -> Answer:
         """See `Answers.find`."""
@@ -148,6 +163,26 @@ class RouteStore:
             except EnvClosed:
                 found[number] = []
         return found
+
+    def _open_objects(self) -> Keeper | None:
+        """What keeps the objects in order; None where blobs lie in LMDB."""
+        options, marked = self._options, None
+        if self._objects is None and options.blobs is not None:
+            marked = self._objects = open_objects(
+                options.blobs, self._id, self._data_dir, options.blobs_timeout, options.blobs_endpoint, options.sync
+            )
+        if self._objects is None:
+            return None
+        self._objects = MeteredObjects(self._objects, self._metrics, self.clock)
+        return Keeper(self._follower.partitions, marked, self._metrics, self.clock, self._stopping)
+
+    def _blobs(self, number: int) -> Blobs | None:
+        if self._objects is None:
+            return None
+        return ExternalBlobs(self._objects, f"{self._topics.routes}/{number:05d}", self._stopping)
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(work,), name=f"moebus-store-{name}", daemon=True)
 
     def _run(self, work: Callable[[], None]) -> None:
         try:

@@ -116,11 +116,11 @@ class ExternalBlobs(Blobs):
 
     def due(self, tables: Tables) -> bool:
         self._delete_trash(tables)
-        return any(_gone(future) for future in self._deletes.values())
+        return any(_succeeded(future) for future in self._deletes.values())
 
     def free(self, tables: Tables, limit: int) -> int:
         left = limit
-        for owner in [owner for owner, future in self._deletes.items() if _gone(future)]:
+        for owner in [owner for owner, future in self._deletes.items() if _succeeded(future)]:
             if left <= 0:
                 break
             freed = tables.free(owner, left)
@@ -133,7 +133,7 @@ class ExternalBlobs(Blobs):
         if self._failure is None:
             return None
         if self._probe is None or (self._probe[1].done() and self._now() - self._probe[0] >= 1.0):
-            if self._probe is not None and self._probe[1].exception() is None:
+            if self._probe is not None and _succeeded(self._probe[1]):
                 self._failure = self._probe = None
                 return None
             name = f"{self._folder}/{PROBE}"
@@ -183,11 +183,12 @@ class ExternalBlobs(Blobs):
         self._uploads[found.name] = self._objects.put(self._full(str(found.name)), b"".join(found.parts))
 
     def _check(self, future: Future[None]) -> None:
+        if future.cancelled():
+            raise BlobsUnavailable(f"{self._objects.where} is closed")
         error = future.exception()
         if error is None:
             return
-        if isinstance(error, BlobsUnavailable):
-            self._failure, self._probe = str(error), None
+        self._failure, self._probe = str(error), None
         raise error
 
     def _begin_boot(self) -> None:
@@ -206,9 +207,9 @@ def _names_of(tables: Tables, owner: bytes) -> Iterator[ObjectName]:
         yield Pointer.unpack(number, entry).name
 
 
-def _gone(future: Future[None]) -> bool:
+def _succeeded(future: Future[None]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _failed(future: Future[None]) -> bool:
-    return future.done() and not _gone(future)
+    return future.done() and not _succeeded(future)

@@ -69,7 +69,9 @@ class Keeper:
             self.trouble = str(error)
             return False
         if len(others) > 1:
-            text = f"{len(others)} data folders of stores of this name have objects here: {', '.join(sorted(others)[:5])}"
+            text = (
+                f"{len(others)} data folders of stores of this name have objects here: {', '.join(sorted(others)[:5])}"
+            )
             _log.warning("store.blobs", f"{text}; remove by hand those of folders that are gone")
         self.trouble = None
         return True

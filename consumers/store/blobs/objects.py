@@ -48,6 +48,7 @@ class ObstoreObjects(Objects):
         self._loop = asyncio.new_event_loop()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._closed = False
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name="moebus-store-blobs", daemon=True)
         self._thread.start()
 
@@ -75,21 +76,23 @@ class ObstoreObjects(Objects):
         return self._wait(self._homes())
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if self._closed:
-            work.close()
-            failed: Future[T] = Future()
-            failed.set_exception(BlobsUnavailable(f"{self.where} is closed"))
-            return failed
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        failed: Future[T] = Future()
+        failed.set_exception(BlobsUnavailable(f"{self.where} is closed"))
+        return failed
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         try:
