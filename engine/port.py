@@ -240,11 +240,12 @@ class Engine(Protocol):
         ...
 
     def reset_cache(self) -> int:
-        """Drops the prefix cache; returns the blocks dropped."""
+        """Drops the prefix cache; returns the blocks dropped, 0 where the engine does not tell."""
         ...
 
     def abort_requests(self, ids: Sequence[str] | None) -> list[str]:
-        """Ends these requests (None: all) with reason `abort`, after the step under way; returns the ids that ran."""
+        """Ends these requests (None: all) with reason `abort`, after the step under way; returns the ids that ran,
+        `?` for one that the engine counts and does not name."""
         ...
 
     def close(self) -> None: ...

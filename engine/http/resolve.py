@@ -8,9 +8,16 @@ from moebus.engine.port import EngineFailed, EngineTimeout, EngineUnknown, Engin
 from moebus.schemas.errors import MoebusError
 
 
-def resolved(call: Callable[[], object], happened: Callable[[], bool | None], life: Callable[[], str]) -> None:
+def resolved(
+    call: Callable[[], object],
+    happened: Callable[[], bool | None],
+    life: Callable[[], str],
+    *,
+    late_proof: bool = True,
+) -> None:
     """Makes `call`; where its answer is lost, the server's state decides. `happened` looks: True or False where the
-    state proves it, None where it does not. `life`: identity of the server.
+    state proves it, None where it does not. `life`: identity of the server. `late_proof=False`: nothing proves a call
+    that was late, as its effect has a beginning and an end.
 
     A call that is late with a whole connection is still under way at the server, so "not yet" proves nothing.
 
@@ -22,6 +29,8 @@ def resolved(call: Callable[[], object], happened: Callable[[], bool | None], li
     try:
         call()
     except EngineUnknown as error:
+        if error.late and not late_proof:
+            raise
         if _proof(happened, life, before, error) is True:
             return
         raise

@@ -48,8 +48,11 @@ class EngineServer:
         self.url = check_url(url)
         headers = {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
         limits = httpx.Limits(max_keepalive_connections=0)
+        tls = self.url.startswith("https:")  # certificates are slow to load and of no use without it
         self._calls, self._looks = (
-            httpx.Client(base_url=self.url, headers=headers, limits=limits, transport=transport, trust_env=False)
+            httpx.Client(
+                base_url=self.url, headers=headers, limits=limits, transport=transport, trust_env=False, verify=tls
+            )
             for _ in range(2)
         )
         self._lock = threading.Lock()
@@ -94,14 +97,16 @@ class EngineServer:
             raise EngineTimeout(f"{path}: the deadline had passed before the call; nothing was done")
         return self._send(self._calls, method, path, left, params, json, needs, on_sent)
 
-    def look(self, path: str, within: float = LOOK_S, *, params: Mapping[str, Any] | None = None) -> Reply:
+    def look(
+        self, path: str, within: float = LOOK_S, *, params: Mapping[str, Any] | None = None, needs: str = ""
+    ) -> Reply:
         """A GET without an effect, answered within `within` seconds.
 
         Raises:
             EngineUnreachable: no answer.  Others as `call`.
         """
         try:
-            return self._send(self._looks, "GET", path, max(within, 0.001), params, None, "", None)
+            return self._send(self._looks, "GET", path, max(within, 0.001), params, None, needs, None)
         except EngineUnknown as error:
             raise EngineUnreachable(str(error)) from error
 
@@ -147,8 +152,8 @@ class EngineServer:
         return error
 
     def _judged(self, path: str, status: int, raw: bytes, needs: str) -> Reply:
-        body, text = decoded(raw), raw[:2000].decode(errors="replace")
-        said = words(body, text)
+        body = decoded(raw)
+        said = words(body, raw[:2000].decode(errors="replace"))
         if status in (401, 403):
             raise EngineUnauthorized(f"{path}: the server refused the token ({status}); see --engine-token-file")
         if status in (404, 405, 501):
@@ -160,7 +165,7 @@ class EngineServer:
             raise EngineFailed(f"{path}: {said or 'failed'} ({status})")
         if failed(body):
             raise EngineFailed(f"{path}: {said or 'failed'} (in an answer with number {status})")
-        return Reply(status, body, text if body is None else "")
+        return Reply(status, body, raw.decode(errors="replace") if body is None else "")
 
 
 def _body(response: httpx.Response, until: float) -> bytes:

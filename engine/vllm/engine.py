@@ -1,0 +1,186 @@
+"""VllmEngine: the Engine port over a `vllm serve` beside its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import httpx
+from pydantic import SecretStr
+
+from moebus.engine.http import EngineServer, resolved, undo_late
+from moebus.engine.http.span import Least, Span
+from moebus.engine.port import (
+    CacheMode,
+    Capabilities,
+    Deadline,
+    EngineFailed,
+    EngineUnknown,
+    Inspection,
+    Level,
+    PauseMode,
+    PauseResult,
+    Staged,
+    WakeWeights,
+)
+from moebus.engine.vllm.api import VllmApi
+from moebus.engine.vllm.memory import VllmMemory
+from moebus.engine.vllm.state import VllmState
+from moebus.engine.vllm.transfer import VllmTransfer
+from moebus.engine.vllm.weights import VllmWeights
+from moebus.schemas.tags import ALL_TAGS, Tag
+
+_LEVELS: frozenset[Level] = frozenset(("offload", "discard"))
+CAPABILITIES = Capabilities(
+    pause_modes=frozenset(("abort", "wait", "keep")),
+    levels=dict.fromkeys(ALL_TAGS, _LEVELS),
+    tags=frozenset(ALL_TAGS),
+    stage="none",
+    cache_modes=frozenset(("reset", "keep", "recompute")),
+    transfer=True,
+    abort=True,
+    sleeps_whole=True,
+)
+SHORT_S = 30.0
+"""What calls without a deadline may take: resume, reset of the cache, abort."""
+TIDY_S = 5.0
+
+
+class VllmEngine:
+    """A ServerEngine. Mapping, launch flags and what is not supported: docs/engines/vllm.md."""
+
+    kind = "vllm"
+
+    def __init__(self, server: EngineServer, allowed_roots: Sequence[str] = ()) -> None:
+        self._server = server
+        self._api = VllmApi(server)
+        self._state = VllmState(server, self._api)
+        self._weights = VllmWeights(self._api, self._state, tuple(allowed_roots))
+        self._memory = VllmMemory(self._api, self._state, self._weights)
+        self._transfer = VllmTransfer(self._api, self._state, self._weights)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        *,
+        token: SecretStr | None = None,
+        allowed_roots: Sequence[str] = (),
+        transport: httpx.BaseTransport | None = None,
+    ) -> VllmEngine:
+        """Connects at the first call. `allowed_roots`: where weights may be read from; the server must see the same
+        files. Raises InvalidInput: `url`."""
+        return cls(EngineServer(url, token, transport=transport), allowed_roots)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def trouble(self) -> str | None:
+        return self._server.trouble
+
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def identity(self) -> str:
+        return self._state.identity()
+
+    def inspect(self) -> Inspection:
+        return self._state.inspect()
+
+    # -- traffic
+
+    def pause(self, mode: PauseMode, deadline: Deadline) -> PauseResult:
+        """The counts come from the server's gauges before the call; it does not say that the device is idle."""
+        belief, before = self._state.belief(), self._api.is_paused()
+        inside = belief.frozen if before else self._state.gauges().requests or 0
+        try:
+            resolved(
+                lambda: self._api.pause(mode, deadline),
+                lambda: self._drained(mode),
+                self._state.identity,
+                late_proof=False,
+            )
+        except EngineUnknown as error:
+            if not error.late:
+                raise
+            tidy = Least(deadline, TIDY_S)
+            undo = (lambda: self._api.pause("keep", tidy)) if before else (lambda: self._api.resume(tidy))
+            raise undo_late(error, undo, f"pause ({mode})") from error
+        if not self._api.is_paused():
+            raise EngineFailed("pause: the server said that it is done and is not paused")
+        frozen = inside if mode == "keep" else 0
+        self._state.change(belief.life, lambda old: replace(old, frozen=frozen))
+        return PauseResult(
+            aborted=inside if mode == "abort" else 0,
+            finished=inside if mode == "wait" else 0,
+            frozen=frozen,
+            idle_confirmed=False,
+        )
+
+    def _drained(self, mode: PauseMode) -> bool | None:
+        """After a cut connection. A pause that waits is said to be one from its beginning."""
+        if not self._api.is_paused():
+            return False
+        running = self._state.gauges().running
+        return True if mode != "wait" else None if running is None else running == 0 or None
+
+    def resume(self) -> None:
+        """Raises EngineFailed: a tag sleeps, or the weights hold no version."""
+        deadline = Span(SHORT_S)
+        self._memory.make_sure(deadline)
+        found, life = self._state.inspect(), self._state.belief().life
+        missing = [str(tag) for tag in ALL_TAGS if not found.resident[tag]]
+        if missing or not found.weights_valid:
+            raise EngineFailed(f"resume: {' and '.join(missing) or 'weights'} not usable; wake or update first")
+        resolved(lambda: self._api.resume(deadline), lambda: not self._api.is_paused(), self._state.identity)
+        if self._api.is_paused():
+            raise EngineFailed("resume: the server said that it is done and is still paused")
+        self._state.change(life, lambda old: replace(old, frozen=0))
+
+    def abort_requests(self, ids: Sequence[str] | None) -> list[str]:
+        """The server tells a count alone: of ids that were sent it names none as unknown."""
+        if ids is not None and not ids:
+            return []
+        count = self._api.abort(ids, Span(SHORT_S))
+        return ["?"] * count if ids is None else list(dict.fromkeys(ids))
+
+    def reset_cache(self) -> int:
+        self._api.reset_cache(Span(SHORT_S))
+        return 0
+
+    # -- memory and weights
+
+    def sleep(self, tag: Tag, level: Level, deadline: Deadline) -> int:
+        self._memory.sleep(tag, level, deadline)
+        return 0
+
+    def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
+        self._memory.wake(tag, weights, deadline)
+        return 0
+
+    def stage(
+        self,
+        version: str,
+        source: str | None,
+        digest: str | None,
+        deadline: Deadline,
+        options: Mapping[str, object] | None = None,
+    ) -> Staged:
+        return self._weights.stage(version, source, digest, deadline, options)
+
+    def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
+        self._memory.make_sure(deadline)
+        self._weights.commit(staged, cache, deadline)
+
+    def discard(self, staged: Staged) -> None:
+        self._weights.discard(staged)
+
+    def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
+        self._memory.make_sure(deadline)
+        self._transfer.step(step, version, info, deadline)
+
+    def close(self) -> None:
+        """The server goes on."""
+        self._server.close()
