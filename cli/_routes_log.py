@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -55,7 +55,7 @@ def tail_command(
 
 
 def stats_command(ctx: typer.Context, as_json: JsonFlag = False) -> None:
-    """Show what each store holds of each partition, and how far it has read.
+    """Show what each store holds of each partition and of each run, and how far it has read.
 
     With `--json` one object a line, for each store and partition. Exit code 1 if a store does not answer.
 
@@ -63,6 +63,7 @@ def stats_command(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """
     failed = False
     table = Table("store", "partition", "rollouts", "used", "of", "applied", "behind", "last append (UTC)", "state")
+    runs = Table("store", "run", "used", "not whole yet", "quota of each", "model card")
     client = StoreClient()
     with session(ctx) as s:
         directory = MembersDirectory(s.broker, s.topics.members, SystemClock())
@@ -76,12 +77,16 @@ def stats_command(ctx: typer.Context, as_json: JsonFlag = False) -> None:
             for row in rows:
                 emit(row, as_json=as_json)
                 table.add_row(*_cells(row))
+            for cells in _runs(rows):
+                runs.add_row(*cells)
         directory.close()
     client.close()
     if not stores:
         raise StoreUnreachable("no live store is in the members topic; start one with `moebus store`")
     if not as_json:
         out.print(table)
+        if runs.rows:
+            out.print(runs)
     if failed:
         raise typer.Exit(1)
 
@@ -104,6 +109,20 @@ def _line(one: dict[str, object]) -> str:
 def _rows(url: str, figures: dict[str, dict[str, object]]) -> Iterator[dict[str, object]]:
     for number, held in figures.items():
         yield {"store": url, "partition": int(number), **held}
+
+
+def _runs(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """One line for each run of a store, its partitions added up."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        for one in row.get("runs") or ():
+            found.setdefault(one["run"], []).append(one)
+    for run, parts in sorted(found.items()):
+        used, unfinished = (size_text(float(sum(one[name] for one in parts))) for name in ("used_bytes", "open_bytes"))
+        quotas = [one["quota_bytes"] for one in parts if one["quota_bytes"] is not None]
+        cards = sorted({one["card"] for one in parts if one["card"]})
+        quota = f"{size_text(float(quotas[0]))} a partition" if quotas else "-"
+        yield [str(rows[0]["store"]), run, used, unfinished, quota, ", ".join(cards) or "-"]
 
 
 def _cells(row: dict[str, object]) -> list[str]:

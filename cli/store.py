@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from moebus.cli._service import Service, with_http
 from moebus.observability.parent import exit_with_parent
 from moebus.observability.settings import Settings
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.rollout import check_run
 from moebus.schemas.target import check_worker_id
 
 
@@ -41,6 +43,16 @@ def command(
     blobs_endpoint: Annotated[
         str | None, typer.Option("--blobs-endpoint", help="URL of an S3 API that is not Amazon's.")
     ] = None,
+    quotas: Annotated[
+        list[str] | None,
+        typer.Option("--quota", help="`RUN=BYTES`, repeatable: what a run may hold in all; `*`: every other run."),
+    ] = None,
+    cards: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--card", help="`RUN=config.json`, repeatable: the model of a run (default: its first rollout's)."
+        ),
+    ] = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a route store until SIGTERM: follows the routes topic, persists in LMDB, serves reads over HTTP.
@@ -54,7 +66,9 @@ def command(
     if parent_pid is not None:
         exit_with_parent(parent_pid)
     settings = with_http(settings_of(ctx, service=True), http_host, http_port)
-    settings = _with_store(settings, blobs=blobs, blobs_endpoint=blobs_endpoint)
+    limits = settings.store.quotas | {run: _size(run, text) for run, text in _pairs("quota", quotas)}
+    models = settings.store.cards | {check_run(run): Path(text) for run, text in _pairs("card", cards)}
+    settings = _with_store(settings, blobs=blobs, blobs_endpoint=blobs_endpoint, quotas=limits, cards=models)
     member = check_worker_id(store_id or default_id(), "store_id")
     # LMDB and Starlette are imported here: `moebus --help` must not wait for them.
     from moebus.cli._store import StoreService
@@ -65,7 +79,24 @@ def command(
     raise typer.Exit(service.run(work.make, work.routes()))
 
 
-def _with_store(settings: Settings, **given: str | None) -> Settings:
+def _pairs(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
+    """`RUN=VALUE` as (run, value). Raises InvalidInput naming the option."""
+    for text in given or ():
+        run, equals, value = text.partition("=")
+        if not equals or not value:
+            raise InvalidInput(option, f"{text!r} is not of the form RUN=...")
+        yield run, value
+
+
+def _size(run: str, text: str) -> int:
+    if run != "*":
+        check_run(run)
+    if not re.fullmatch(r"[1-9][0-9]{0,17}", text):
+        raise InvalidInput("quota", f"{text!r} is not a number of bytes, 1 or more")
+    return int(text)
+
+
+def _with_store(settings: Settings, **given: object) -> Settings:
     """Settings with what the command line says of the store over them."""
     over = {name: value for name, value in given.items() if value is not None}
     return settings.model_copy(update={"store": settings.store.model_copy(update=over)})

@@ -5,9 +5,10 @@ MOEBUS_KAFKA__BOOTSTRAP_SERVERS=10.0.0.5:9092   MOEBUS_TOPIC_PREFIX=exp7   MOEBU
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
@@ -17,6 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+from pydantic_settings import SettingsError as NotDecoded
 
 from moebus.observability.env_names import unknown_names
 from moebus.observability.log import get_logger
@@ -216,5 +218,22 @@ def load_settings(path: Path | None = None, **overrides: object) -> Settings:
         first = exc.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise SettingsError(f"setting {name}: {first['msg']}{f' (file {chosen})' if chosen else ''}") from exc
+    except NotDecoded as exc:
+        raise SettingsError(f"the environment: {_not_json() or exc} is not JSON") from exc
     except ValueError as exc:
         raise SettingsError(f"settings file {chosen}: {exc}") from exc
+
+
+def _not_json() -> str:
+    """Names of the variables that must hold JSON and do not."""
+    found = []
+    for name, text in os.environ.items():
+        section, _, field = name.upper().removeprefix(_PREFIX).lower().partition("__")
+        model = Settings.model_fields[section].annotation if section in Settings.model_fields else None
+        known = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
+        if name.upper().startswith(_PREFIX) and field in known and get_origin(known[field].annotation) in (dict, tuple):
+            try:
+                json.loads(text)
+            except ValueError:
+                found.append(name)
+    return ", ".join(found)

@@ -16,6 +16,11 @@ from moebus.schemas.route_errors import (
     RouteNotYet,
 )
 
+_ADVICE = {
+    "other_model": "its experts, top-k or layers are not those of the model that this run began with: use a run of its "
+    "own for another model, or clear the run and raise the epoch",
+}
+
 
 def select(key: RolloutKey, held: Sequence[AttemptState], attempt: bytes | None, fence: str | None) -> AttemptState:
     """`held`: every attempt under `key`, of all partitions. `attempt`: the one asked for, None for any.
@@ -46,7 +51,8 @@ def _none(named: str, found: Sequence[AttemptState], fence: str | None) -> Route
     if "open" in by_state:
         return RouteNotYet(f"{named}: not all of its records are there yet")
     if "spoilt" in by_state:
-        return RouteCorrupt(f"{named}: spoilt ({by_state['spoilt'].reason}); send it again as a new attempt")
+        reason = by_state["spoilt"].reason
+        return RouteCorrupt(f"{named}: spoilt ({reason}); {_ADVICE.get(reason, 'send it again as a new attempt')}")
     if "lost" in by_state:
         return RouteNeverComing(f"{named}: lost ({by_state['lost'].reason})")
     if "gone" in by_state:

@@ -120,7 +120,12 @@ def test_stats_of_every_partition(stored: MemoryCli) -> None:
     assert [one["partition"] for one in lines] == [0, 1, 2]
     assert sum(one["rollouts"] for one in lines) == 3
     assert all(one["lag"] == 0 for one in lines)
-    assert "follows" in stored.run("routes", "stats").out
+    runs = [held for one in lines for held in one["runs"]]
+    assert {held["run"] for held in runs} == {RUN[1]}
+    assert all(held["used_bytes"] > 0 and held["quota_bytes"] is None and held["card"] == CARD.digest for held in runs)
+    shown = stored.run("routes", "stats").out
+    assert "follows" in shown
+    assert RUN[1] in shown
 
 
 def test_stats_without_a_store(cli: MemoryCli) -> None:

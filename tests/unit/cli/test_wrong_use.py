@@ -24,6 +24,13 @@ def test_a_port_that_is_none(service: list[str], port: str) -> None:
         (["worker", "--engine", "simulated", "--worker-id", "w1", "--label", "x"], "label"),
         (["store", "--store-id", "a b"], "store_id"),
         (["store", "--partitions", "3-1"], "partitions"),
+        (["store", "--quota", "exp-7"], "quota"),
+        (["store", "--quota", "exp-7=0"], "quota"),
+        (["store", "--quota", "exp-7=10G"], "quota"),
+        (["store", "--quota", "a b=10"], "run"),
+        (["store", "--card", "exp-7="], "card"),
+        (["store", "--card", "*=config.json"], "run"),
+        (["store", "--card", "exp-7=/nowhere/config.json"], "store.cards"),
     ],
 )
 def test_the_option_is_named(arguments: list[str], field: str) -> None:

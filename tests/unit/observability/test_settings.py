@@ -77,3 +77,25 @@ def test_unknown_variable_warns_with_the_nearest_name(
 def test_secrets_do_not_show() -> None:
     settings = load_settings(kafka={"sasl_password": "hunter2"})
     assert "hunter2" not in repr(settings)
+
+
+def test_quotas_and_cards_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEBUS_STORE__QUOTAS", '{"exp-7": 1000, "*": 50}')
+    file = tmp_path / "m.toml"
+    file.write_text('[store.cards]\n"exp.7" = "/models/m/config.json"\n')
+    settings = load_settings(file)
+    assert settings.store.quotas == {"exp-7": 1000, "*": 50}
+    assert settings.store.cards == {"exp.7": Path("/models/m/config.json")}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("QUOTAS", '{"a b": 5}'), ("QUOTAS", '{"a": 0}'), ("QUOTAS", '{"a": "much"}'), ("QUOTAS", "[]"),
+        ("QUOTAS", "a=5"), ("CARDS", '{"*": "x"}'), ("CARDS", '{"a": 5}'),
+    ],
+)  # fmt: skip
+def test_bad_quotas_and_cards_are_named(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"MOEBUS_STORE__{name}", text)
+    with pytest.raises(SettingsError, match=f"(?i)store.{name}|MOEBUS_STORE__{name}"):
+        load_settings()
