@@ -22,7 +22,7 @@ from moebus.consumers.store.tables import Tables
 _OBJECT = 4 << 20
 """An object that large is closed: its upload begins while the batch still grows."""
 _TURN = 0.2
-_AGAIN = 5.0
+_PROBE_EVERY = 1.0
 _DELETES = 1000
 PROBE = "probe"
 
@@ -46,7 +46,9 @@ class ExternalBlobs(Blobs):
         stopping: threading.Event,
         boots: Callable[[], int] = lambda: secrets.randbits(64),
         now: Callable[[], float] = time.monotonic,
+        again: float = 5.0,
     ) -> None:
+        """`again`: seconds before a delete that failed is repeated."""
         self.identity = f"{objects.where} {folder}"
         self.strays = True
         self._objects = objects
@@ -54,6 +56,7 @@ class ExternalBlobs(Blobs):
         self._stopping = stopping
         self._boots = boots
         self._now = now
+        self._again = again
         self._boot = boots()
         self._serial = 0
         self._open: dict[int, _Open] = {}
@@ -132,7 +135,7 @@ class ExternalBlobs(Blobs):
     def trouble(self) -> str | None:
         if self._failure is None:
             return None
-        if self._probe is None or (self._probe[1].done() and self._now() - self._probe[0] >= 1.0):
+        if self._probe is None or (self._probe[1].done() and self._now() - self._probe[0] >= _PROBE_EVERY):
             if self._probe is not None and _succeeded(self._probe[1]):
                 self._failure = self._probe = None
                 return None
@@ -168,7 +171,7 @@ class ExternalBlobs(Blobs):
         """Asks for the objects of removed owners to be deleted."""
         for owner in [owner for owner, future in self._deletes.items() if _failed(future)]:
             del self._deletes[owner]
-            self._delete_after = self._now() + _AGAIN
+            self._delete_after = self._now() + self._again
         if self._now() < self._delete_after:
             return
         room = _DELETES - len(self._deletes)

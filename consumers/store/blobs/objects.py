@@ -161,7 +161,9 @@ class ObstoreObjects(Objects):
 async def _next(stream: AsyncIterator[Sequence[Any]]) -> Sequence[Any]:
     """The next page; empty at the end."""
     try:
-        return await anext(stream, ())
+        return await anext(stream)
+    except StopAsyncIteration:
+        return ()
     except _FAULTS as error:
         raise BlobsUnavailable(f"the objects cannot be listed: {_short(error)}") from None
 
