@@ -1,28 +1,30 @@
 """What recording routes costs of decode throughput: the same engine, the same steps, with capture and without it.
 
-Windows of 16 steps with and without capture alternate within one run; a window is as long as captured rows wait before
-they are written, so that its share of that is in it. Two figures, both paired in one run:
+Steps of one run alternate: on off off on, ..., so that whatever changes on the machine falls on both alike. A block is
+64 steps; the 32 with capture in it fill and write out one batch of rows, so that its whole cost is inside. A step is
+all that the engine does for one token of each request (scheduling, forward, sampling). Two figures of the same run:
 
-- share: CPU time spent inside capture (hook, slots, the writing) / CPU time of the very steps it was spent in. Steady
-  also on a busy machine.
-- paired: median over neighbouring windows of (with - without) / without, by the wall clock. Needs a quiet machine: a
-  window's own spread is many times the difference otherwise; it is printed beside it.
+- share: CPU time inside capture (generations, hook, hand-over, writing) over the CPU time of the very steps it was
+  spent in, on the engine's thread. The steps without capture call a hook that does nothing in the same places, under
+  the same meter: what that meter shows is the meter's own cost and is subtracted. Steady also on a busy machine.
+- paired: median over blocks of (with - without) / without by the wall clock, with the interval that holds the median
+  of the blocks in 95 of 100 repetitions. It needs a quiet machine.
 
-Usage: `python bench/bench_capture.py [pairs]`
+Each round has an engine of its own; the table gives the median over rounds and, in brackets, the lowest and highest.
+Usage: `python bench/bench_capture.py [rounds] [blocks]`
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from moebus.engine.paddle import TINY, ModelConfig, PaddleEngine, load_paddle
 from moebus.engine.paddle.capture import FLUSH_STEPS, RouteMissing
-from moebus.engine.paddle.runner import Runner
 from moebus.engine.port import Prompt
 
 SMALL_MOE = ModelConfig(
@@ -30,113 +32,134 @@ SMALL_MOE = ModelConfig(
     top_k=4, moe_intermediate_size=256, block_size=16, num_blocks=512, max_batch=8,
 )  # fmt: skip
 MODELS = {"tiny (3 layers, hidden 64)": TINY, "small (4 layers, hidden 256)": SMALL_MOE}
+BLOCK = 2 * FLUSH_STEPS
 WARM_UP = 2
 
 
-class Nothing:
-    """Takes the place of a step's capture: a hook that does nothing."""
+class Meter:
+    """Adds up CPU time of the calling thread and counts how often it did."""
 
-    def __call__(self, layer: int, ids: Any) -> None:
-        pass
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.times = 0
 
-    def finish(self) -> None:
-        pass
-
-
-class Metered:
-    """A step's capture whose CPU time is added up."""
-
-    def __init__(self, inner: Any, book: list[float]) -> None:
-        self._inner = inner
-        self._book = book
-
-    def __call__(self, layer: int, ids: Any) -> None:
+    def run(self, call: Any, *args: Any) -> Any:
         begun = time.thread_time()
-        self._inner(layer, ids)
-        self._book[0] += time.thread_time() - begun
+        result = call(*args)
+        self.seconds += time.thread_time() - begun
+        self.times += 1
+        return result
 
-    def finish(self) -> None:
-        begun = time.thread_time()
-        self._inner.finish()
-        self._book[0] += time.thread_time() - begun
+
+def nothing(*_: Any) -> None:
+    """The hook, and the hand-over, of a step without capture."""
+
+
+@dataclass
+class Found:
+    """Of one round. `paired`: one entry per block. `step`: median seconds of a step without capture."""
+
+    inside: float
+    share: float
+    paired: np.ndarray[Any, Any]
+    step: float
 
 
 class Alternating:
-    """Stands before the runner's forward: decode steps run with and without capture, a window each, and are timed."""
+    """Stands before the scheduler's step: decode steps run with and without capture and are timed."""
 
-    def __init__(self, runner: Runner, batch: int) -> None:
-        self._forward, self._capture = runner.forward, runner._step_capture
-        runner.forward = self  # type: ignore[method-assign]
-        runner._step_capture = self._chosen  # type: ignore[method-assign, assignment]
-        self._on = True
+    def __init__(self, engine: PaddleEngine, batch: int) -> None:
+        scheduler, runner = engine._scheduler, engine._scheduler._runner
+        self._step, self._hook, self._lineup = scheduler._step, runner._hook, scheduler.lineup
+        scheduler._step = self  # type: ignore[method-assign]
+        runner._hook = self._chosen  # type: ignore[method-assign]
         self._batch = batch
         self._steps = 0
-        self.inside = [0.0]
-        self.cpu = 0.0
-        self.wall: dict[bool, list[float]] = {True: [], False: []}
+        self._on = True
+        self.meter, self.empty = Meter(), Meter()
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
 
-    def __call__(self, sequences: Any, count: int) -> Any:
-        if count != 1 or len(sequences) != self._batch:
-            return self._forward(sequences, count)
-        window = self._steps // FLUSH_STEPS
-        if window == 2 * WARM_UP and self._steps % FLUSH_STEPS == 0:
-            self.inside[0] = self.cpu = 0.0
-        self._on = window % 4 in (0, 3)  # on off, off on, ...: neither always comes first
-        if self._steps % FLUSH_STEPS == 0:
-            self.wall[self._on].append(0.0)
+    def __call__(self) -> None:
+        running = self._lineup.running
+        if len(running) != self._batch or any(one.pending != 1 for one in running):
+            self._step()
+            return
+        if self._steps == WARM_UP * BLOCK:
+            self.meter, self.empty = Meter(), Meter()
+        self._on = self._steps % 4 in (0, 3)
         self._steps += 1
         wall, cpu = time.perf_counter(), time.thread_time()
-        logits = self._forward(sequences, count)
-        self.wall[self._on][-1] += time.perf_counter() - wall
-        self.cpu += (time.thread_time() - cpu) * self._on
+        self._step()
+        self.wall.append(time.perf_counter() - wall)
+        self.cpu.append(time.thread_time() - cpu)
         self._on = True
-        return logits
 
     def _chosen(self, *where: Any) -> Any:
-        if not self._on:
-            return Nothing()
-        begun = time.thread_time()
-        metered = Metered(self._capture(*where), self.inside)
-        self.inside[0] += time.thread_time() - begun
-        return metered
+        meter = self.meter if self._on else self.empty
+        hook, captured = meter.run(self._hook if self._on else lambda *_: (nothing, nothing), *where)
+        return lambda layer, ids: meter.run(hook, layer, ids), lambda: meter.run(captured)
+
+    def found(self, blocks: int) -> Found:
+        on = np.isin(np.arange(BLOCK) % 4, (0, 3))
+        wall, cpu = (
+            np.asarray(x[WARM_UP * BLOCK :][: blocks * BLOCK]).reshape(-1, BLOCK) for x in (self.wall, self.cpu)
+        )
+        with_it, without = wall[:, on].sum(axis=1), wall[:, ~on].sum(axis=1)
+        spent = self.meter.seconds - self.meter.times * self.empty.seconds / self.empty.times
+        steps = cpu[:, on].size
+        step = float(np.median(without)) / FLUSH_STEPS
+        return Found(spent / steps, spent / float(cpu[:, on].sum()), (with_it - without) / without, step)
 
 
-def measure(config: ModelConfig, batch: int, pairs: int) -> Alternating:
-    """The times of `pairs` pairs of windows, after some to warm up."""
-    steps = 2 * (pairs + WARM_UP) * FLUSH_STEPS + 8
-    engine = PaddleEngine.create(replace(config, max_batch=batch, max_position=4096, num_blocks=1024), seed=1)
-    timed = Alternating(engine._scheduler._runner, batch)
+def measure(config: ModelConfig, batch: int, blocks: int) -> Found:
+    """`blocks` blocks, after some to warm up."""
+    steps = (blocks + WARM_UP) * BLOCK
+    longest = steps + 40
+    needed = batch * -(-longest // config.block_size)
+    config = replace(config, max_batch=batch, max_position=longest, num_blocks=needed + 1)
+    engine = PaddleEngine.create(config, seed=1)
+    timed = Alternating(engine, batch)
     prompts = [
-        Prompt(f"r{index}", (np.arange(16) * 7 + index) % config.vocab_size, max_tokens=steps) for index in range(batch)
+        Prompt(f"r{index}", (np.arange(16) * 7 + index) % config.vocab_size, max_tokens=steps + 2)
+        for index in range(batch)
     ]
     try:
         engine.generate_many(prompts, 3600)
     except RouteMissing:
-        pass  # the rows of every second window: what this is about
+        pass  # the rows of every second step: what this is about
     finally:
         engine.close()
-    return timed
+    return timed.found(blocks)
 
 
-def paired(times: dict[bool, list[float]], pairs: int) -> tuple[float, float, float]:
-    """Median seconds of a step without capture; the median of the pairs' difference and half the spread of its middle
-    half, both as fractions of that."""
-    on, off = (np.asarray(times[kind][WARM_UP : WARM_UP + pairs]) / FLUSH_STEPS for kind in (True, False))
-    low, middle, high = np.quantile((on - off) / np.median(off), (0.25, 0.5, 0.75))
-    return float(np.median(off)), float(middle), float(high - low) / 2
+def spread(values: Any, form: str) -> str:
+    low, middle, high = min(values), float(np.median(values)), max(values)
+    return f"{middle:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def interval(values: np.ndarray[Any, Any]) -> str:
+    """The median and its 95 % interval, by the order of the values."""
+    ordered = np.sort(values)
+    half = 0.98 * np.sqrt(len(ordered))
+    low, high = (int(np.clip(round(len(ordered) / 2 + at), 0, len(ordered) - 1)) for at in (-half, half))
+    return f"{np.median(ordered):.2%} [{ordered[low]:.2%}, {ordered[high]:.2%}]"
 
 
 def main() -> None:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    blocks = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     load_paddle()
-    print(f"{'model':30} {'batch':>5} {'tok/s':>7} {'share':>7} {'us/step':>8} {'paired':>8} {'spread':>8}")
+    print(f"{rounds} rounds of {blocks} blocks of {BLOCK} steps")
+    print(f"{'model':29} {'batch':>5} {'tok/s':>6} {'us/step':>20} {'share':>22} {'paired':>24}")
     for name, config in MODELS.items():
         for batch in (1, 8):
-            timed = measure(config, batch, pairs)
-            off, cost, spread = paired(timed.wall, pairs)
-            inside = timed.inside[0] / (pairs * FLUSH_STEPS) * 1e6
-            share = timed.inside[0] / timed.cpu
-            print(f"{name:30} {batch:5} {batch / off:7.0f} {share:7.2%} {inside:8.0f} {cost:8.2%} {spread:8.2%}")
+            found = [measure(config, batch, blocks) for _ in range(rounds)]
+            speed = batch / float(np.median([one.step for one in found]))
+            inside, share = ([getattr(one, field) for one in found] for field in ("inside", "share"))
+            paired = interval(np.concatenate([one.paired for one in found]))
+            micro = spread([one * 1e6 for one in inside], ".1f")
+            print(f"{name:29} {batch:5} {speed:6.0f} {micro:>20} {spread(share, '.2%'):>22} {paired:>24}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ for every engine in this process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition
 
@@ -94,10 +95,11 @@ class Admission:
         """Closes admission and drains by `mode`; `still()` (default: every ticket parked) says that no step runs.
 
         Raises:
-            EngineTimeout: as the port says; the flags are again as before, aborted requests stay aborted.
+            EngineTimeout: as the port says. What this raises, or `deadline` or `still`, leaves the flags as they were;
+            aborted requests stay aborted.
         """
-        with self.changed:
-            before = (self.closed, self.frozen, self._ended_aborted, self._ended_finished)
+        with self.restored_on_failure(), self.changed:
+            before = (self._ended_aborted, self._ended_finished)
             self.closed = True
             self.frozen = mode == "keep"
             if mode == "abort":
@@ -106,16 +108,28 @@ class Admission:
             quiet = (still or self._all_parked) if mode == "keep" else self._empty
             if not wait_on(self.changed, quiet, deadline):
                 running = sorted(self._tickets)
-                self.closed, self.frozen = before[:2]
-                self.changed.notify_all()
                 names = ", ".join(running[:3]) + (", ..." if len(running) > 3 else "")
                 raise EngineTimeout(f"pause: {len(running)} requests still ran at the deadline ({names})")
             return PauseResult(
-                aborted=self._ended_aborted - before[2],
-                finished=self._ended_finished - before[3],
+                aborted=self._ended_aborted - before[0],
+                finished=self._ended_finished - before[1],
                 frozen=self.frozen_count,
                 idle_confirmed=True,
             )
+
+    @contextmanager
+    def restored_on_failure(self) -> Iterator[None]:
+        """Whatever is raised inside leaves `closed` and `frozen` as they were before: a pause that failed halfway must
+        not leave an engine shut that nobody will resume. A shutdown in between stays."""
+        with self.changed:
+            before = (self.closed, self.frozen)
+        try:
+            yield
+        except BaseException:
+            with self.changed:
+                self.closed, self.frozen = before[0] or self.down, before[1]
+                self.changed.notify_all()
+            raise
 
     def resume(self) -> None:
         with self.changed:

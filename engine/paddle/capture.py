@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moebus.engine.paddle.device import CpuDevice, Device, HostCopy
 from moebus.engine.paddle.model import Tensor
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.engine.paddle.slots import Ints, sequence_slots
@@ -16,7 +18,11 @@ from moebus.engine.spans import version_spans
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.model_card import ModelCard
 
-FLUSH_STEPS = 16
+FLUSH_STEPS = 32
+FLUSH_TOKENS = 256
+"""What steps captured waits on the device until there are this many steps of it, or one of this many tokens."""
+
+Spans = tuple[tuple[int, str], ...]
 
 
 class RouteMissing(EngineFailed):
@@ -25,90 +31,128 @@ class RouteMissing(EngineFailed):
 
 @dataclass(frozen=True, slots=True)
 class CapturedRows:
-    """Rows of a block apart from their slots: `ids` [n, moe_layers, top_k], `valid` and `version` [n]."""
+    """Rows of a block apart from their slots: `ids` [n, moe_layers, top_k], `valid`, `recorded` and `version` [n]."""
 
     ids: RouteArray
     valid: npt.NDArray[np.bool_]
+    recorded: npt.NDArray[np.bool_]
     version: npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """What one step captured: `slots` and `generations` [T], `layers` ids [T, top_k] each, on the device."""
-
-    slots: Ints
-    generations: Ints
-    version: str
-    layers: list[Tensor]
+_Step = tuple[Ints, Ints, str, "dict[int, Tensor] | HostCopy | None"]
+"""What one step captured: slots and generations [T], weight version; ids by layer (or on their way to the host; None
+while capture is suspended)."""
 
 
 class RouteCapture:
     """`buffer` [slots, moe_layers, top_k], of the smallest type that holds the ids. A row is valid for a block's
-    generation only, so what an evicted block left behind can not be taken for new rows.
+    generation only, so what an evicted block left behind can not be taken for new rows; it is recorded unless capture
+    was suspended when it was computed.
 
-    What steps captured goes to the buffer a few steps at a time, always before anybody reads it: a copy for each step
-    would cost more than all else that capture does.
+    What steps captured goes to the buffer many steps at a time, always before anybody reads it: a copy for each step
+    would cost more than all else that capture does. Also a hook for a model of the user's own: see `docs/paddle.md`.
     """
 
-    def __init__(self, card: ModelCard, num_slots: int, block_size: int) -> None:
+    def __init__(self, card: ModelCard, num_slots: int, block_size: int, device: Device | None = None) -> None:
         self.card = card
+        self.device: Device = device or CpuDevice()
+        self.suspended = False
         self._block_size = block_size
         self._buffer = np.zeros((num_slots, len(card.moe_layers), card.top_k), dtype=card.dtype)
         self._generation = np.zeros(num_slots, dtype=np.int64)  # 0: never written
+        self._recorded = np.zeros(num_slots, dtype=np.bool_)
         self._version = np.zeros(num_slots, dtype=np.int32)
         self._versions: list[str] = []
-        self._pending: list[_Pending] = []
+        self._pending: list[_Step] = []
+        self._on_cpu = self.device.kind == "cpu"
 
     def step(self, slots: Ints, generations: Ints, version: str) -> StepCapture:
         """What the router hook of one forward writes to. `slots` [T], `generations` [T] of their blocks."""
         return StepCapture(self, slots, generations, version)
 
-    def defer(self, slots: Ints, generations: Ints, version: str, layers: list[Tensor]) -> None:
-        """As `write`, sooner or later; `layers`: ids [T, top_k] of each MoE layer, which nobody changes any more."""
-        self._pending.append(_Pending(slots, generations, version, layers))
-        if len(self._pending) >= FLUSH_STEPS:
+    def add(self, slots: Ints, generations: Ints, version: str, seen: dict[int, Tensor]) -> None:
+        """What one step captured: `seen` has the ids [T, top_k] of each MoE layer by its global number, which nobody
+        changes any more. Written sooner or later. Lean, as it runs between kernels in every step."""
+        if self.suspended:
+            self._pending.append((slots, generations, version, None))
+        elif self._on_cpu:
+            self._pending.append((slots, generations, version, seen))
+        else:
+            seen = self.in_order(seen)
+            copy = self.device.begin_copy(list(seen.values()), self.card.dtype)
+            self._pending.append((slots, generations, version, copy))
+        if len(self._pending) >= FLUSH_STEPS or len(slots) >= FLUSH_TOKENS:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was deferred, in order."""
+        """Writes what was added, in order.
+
+        Raises:
+            RouteMissing: a layer is missing or gave something else than ids; the rows of these steps count as missing.
+        """
         pending, self._pending = self._pending, []
         if not pending:
             return
-        for one in pending:
-            if one.version not in self._versions:
-                self._versions.append(one.version)
-        slots = np.concatenate([one.slots for one in pending])
-        self._buffer[slots] = self._on_host(pending)  # of a slot that occurs twice the last row stays
-        self._generation[slots] = np.concatenate([one.generations for one in pending])
-        indexes = [self._versions.index(one.version) for one in pending]
-        self._version[slots] = np.repeat(indexes, [len(one.slots) for one in pending])
+        slots = np.concatenate([one[0] for one in pending])
+        ids = self._on_host(pending, len(slots))
+        # of a slot that occurs twice the last row stays
+        self._buffer[slots] = ids
+        self._generation[slots] = np.concatenate([one[1] for one in pending])
+        self._recorded[slots] = self._each(pending, [one[3] is not None for one in pending])
+        self._version[slots] = self._each(pending, [self.version_index(one[2]) for one in pending])
 
-    def _on_host(self, pending: Sequence[_Pending]) -> RouteArray:
-        """[T, moe_layers, top_k] of all steps. One copy from a device; on the CPU there is nothing to copy from."""
-        if pending[0].layers[0].place.is_cpu_place():
-            rows: RouteArray = np.empty(
-                (sum(len(one.slots) for one in pending), *self._buffer.shape[1:]), dtype=self.card.dtype
-            )
-            start = 0
-            for one in pending:
-                stop = start + len(one.slots)
-                for index, layer in enumerate(one.layers):
-                    rows[start:stop, index] = layer.numpy()
-                start = stop
-            return rows
-        paddle = load_paddle()
-        steps = [paddle.stack(one.layers, axis=1) for one in pending]
-        stacked: RouteArray = paddle.concat(steps, axis=0).numpy().astype(self.card.dtype)
-        return stacked
+    @staticmethod
+    def _each(pending: Sequence[_Step], values: list[Any]) -> Any:
+        """One value per step as one per row, or as a single one where all are the same."""
+        if values.count(values[0]) == len(values):
+            return values[0]
+        return np.repeat(values, [len(one[0]) for one in pending])
+
+    def _on_host(self, pending: Sequence[_Step], rows: int) -> RouteArray:
+        """[rows, moe_layers, top_k] of all steps; zeros for those that were suspended."""
+        card = self.card
+        steps = [self._read(one) for one in pending]
+        try:
+            # in the model's own type: a narrow one would hide an id that is out of range
+            flat = np.concatenate([step[layer] for layer in range(len(card.moe_layers)) for step in steps])
+            whole = flat.reshape(len(card.moe_layers), rows, card.top_k)
+        except ValueError:
+            raise RouteMissing(_misshapen(card, pending, steps)) from None
+        if whole.size and whole.view(f"u{whole.itemsize}").max() >= card.num_experts:  # below 0 is far above
+            raise RouteMissing(f"routes: an id outside 0..{card.num_experts - 1} was captured")
+        return whole.transpose(1, 0, 2).astype(card.dtype)
+
+    def _read(self, step: _Step) -> Sequence[npt.NDArray[Any]]:
+        """The ids of each MoE layer, [T, top_k]."""
+        slots, _, _, seen = step
+        if isinstance(seen, dict):
+            return [ids.numpy() for ids in self.in_order(seen).values()]
+        if seen is not None:
+            return seen.result()
+        return [np.zeros((len(slots), self.card.top_k), np.int64)] * len(self.card.moe_layers)
+
+    def in_order(self, seen: dict[int, Tensor]) -> dict[int, Tensor]:
+        """By layer of the card. Raises RouteMissing unless these are its layers."""
+        layers = self.card.moe_layers
+        if tuple(seen) == layers:  # as a rule
+            return seen
+        if tuple(sorted(seen)) != layers:
+            raise RouteMissing(f"routes: layers {sorted(seen)} were seen, the model card has {list(layers)}")
+        return {layer: seen[layer] for layer in layers}
+
+    def version_index(self, version: str) -> int:
+        """The number that stands for `version` in this buffer."""
+        if version not in self._versions:
+            self._versions.append(version)
+        return self._versions.index(version)
 
     def write(self, slots: Ints, generations: Ints, version: str, ids: RouteArray) -> None:
         """Rows `ids` [T, moe_layers, top_k] for `slots` [T]."""
         self.flush()
-        if version not in self._versions:
-            self._versions.append(version)
         self._buffer[slots] = ids
         self._generation[slots] = generations
-        self._version[slots] = self._versions.index(version)
+        self._recorded[slots] = True
+        self._version[slots] = self.version_index(version)
 
     def no_rows(self) -> RouteArray:
         """[0, moe_layers, top_k]."""
@@ -117,24 +161,37 @@ class RouteCapture:
     def copy_rows(self, slots: Ints, generation: int) -> CapturedRows:
         """The rows of a block that is leaving its slots."""
         self.flush()
-        return CapturedRows(self._buffer[slots], self._generation[slots] == generation, self._version[slots])
+        valid = self._generation[slots] == generation
+        return CapturedRows(self._buffer[slots], valid, self._recorded[slots], self._version[slots])
 
     def restore_rows(self, slots: Ints, generation: int, rows: CapturedRows) -> None:
         """Puts a block's rows into other slots; those that were not valid are not valid there either."""
         self.flush()
         self._buffer[slots] = rows.ids
         self._generation[slots] = np.where(rows.valid, generation, 0)
+        self._recorded[slots] = rows.recorded
         self._version[slots] = rows.version
 
-    def gather(
-        self, block_table: Sequence[int], generations: Sequence[int], rows: int
-    ) -> tuple[RouteArray, tuple[tuple[int, str], ...]]:
+    def gather(self, block_table: Sequence[int], generations: Sequence[int], rows: int) -> tuple[RouteArray, Spans]:
         """A copy of a sequence's first `rows` rows, and the versions they were computed under.
 
         `generations`: of the blocks of `block_table`, as they were when the sequence took them.
 
         Raises:
-            RouteMissing: naming the first row.
+            RouteMissing: naming the first row; also for rows computed while capture was suspended.
+        """
+        routes, spans = self.gather_recorded(block_table, generations, rows)
+        if routes is None:
+            raise RouteMissing(f"routes: some of {rows} rows were computed while capture was suspended")
+        return routes, spans
+
+    def gather_recorded(
+        self, block_table: Sequence[int], generations: Sequence[int], rows: int
+    ) -> tuple[RouteArray | None, Spans]:
+        """As `gather`; None for the routes where capture was suspended for any of the rows.
+
+        Raises:
+            RouteMissing: as `gather`, for rows that are not there.
         """
         self.flush()
         slots = sequence_slots(block_table, rows, self._block_size)
@@ -142,8 +199,17 @@ class RouteCapture:
         bad = np.flatnonzero(self._generation[slots] != wanted)
         if len(bad):
             raise RouteMissing(f"routes: {len(bad)} of {rows} rows were not captured, the first is row {bad[0]}")
-        routes: RouteArray = self._buffer[slots]
-        return routes, version_spans([self._versions[index] for index in self._version[slots]])
+        spans = version_spans([self._versions[index] for index in self._version[slots]])
+        return (self._buffer[slots] if self._recorded[slots].all() else None), spans
+
+
+def _misshapen(card: ModelCard, pending: Sequence[_Step], steps: Sequence[Sequence[npt.NDArray[Any]]]) -> str:
+    for one, step in zip(pending, steps, strict=True):
+        wanted = (len(one[0]), card.top_k)
+        for layer, ids in zip(card.moe_layers, step, strict=True):
+            if ids.shape != wanted:
+                return f"routes: layer {layer} gave ids {list(ids.shape)}, {list(wanted)} is needed"
+    return "routes: the layers gave ids of different shapes"
 
 
 class StepCapture:
@@ -152,10 +218,10 @@ class StepCapture:
     def __init__(self, capture: RouteCapture, slots: Ints, generations: Ints, version: str) -> None:
         self._capture = capture
         self._where = (slots, generations, version)
-        self._layers: dict[int, Tensor] = {}
+        self._seen: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, ids: Tensor) -> None:
-        self._layers[layer] = ids
+        self._seen[layer] = ids
 
     def finish(self) -> None:
         """Hands the rows over.
@@ -163,10 +229,7 @@ class StepCapture:
         Raises:
             RouteMissing: a MoE layer of the model card was not seen, or one outside it was.
         """
-        layers = self._capture.card.moe_layers
-        if tuple(sorted(self._layers)) != layers:
-            raise RouteMissing(f"routes: layers {sorted(self._layers)} were seen, the model card has {list(layers)}")
-        self._capture.defer(*self._where, [self._layers[layer] for layer in layers])
+        self._capture.add(*self._where, self._capture.in_order(self._seen))
 
 
 class PositionCapture(StepCapture):

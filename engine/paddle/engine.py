@@ -15,7 +15,7 @@ from moebus.engine.options import check_options
 from moebus.engine.paddle.calls import enter_all, wait_all
 from moebus.engine.paddle.capture import RouteCapture
 from moebus.engine.paddle.config import TINY, ModelConfig
-from moebus.engine.paddle.device import Device
+from moebus.engine.paddle.device import default_device
 from moebus.engine.paddle.kvcache import KVCache
 from moebus.engine.paddle.residency import Committed, WeightMemory
 from moebus.engine.paddle.runner import Runner
@@ -87,11 +87,12 @@ class PaddleEngine:
     ) -> None:
         self.config = config
         self.hook = hook
-        self.device = Device()
+        self.device = default_device()
         self._identity = uuid.uuid4().hex
         self._weights = weights
-        self._cache = KVCache(config)
-        self._capture = RouteCapture(_capture_card(config, self_check), config.num_slots, config.block_size)
+        self._cache = KVCache(config, self.device)
+        card = _capture_card(config, self_check)
+        self._capture = RouteCapture(card, config.num_slots, config.block_size, self.device)
         self._tiers = CacheTiers(
             config.num_blocks,
             config.block_size,
@@ -206,12 +207,13 @@ class PaddleEngine:
 
     def pause(self, mode: PauseMode, deadline: Deadline) -> PauseResult:
         self.hook("pause", mode, deadline)
-        result = self._admission.pause(mode, deadline, self._scheduler.still)
-        self.device.synchronize()
-        with self._scheduler.device_lock:
-            self._capture.flush()
-        swaps = self._tiers.drain(deadline)
-        return replace(result, participants=() if swaps is None else (swaps,))
+        with self._admission.restored_on_failure():
+            result = self._admission.pause(mode, deadline, self._scheduler.still)
+            self.device.synchronize()
+            with self._scheduler.device_lock:
+                self._capture.flush()
+            swaps = self._tiers.drain(deadline)
+            return replace(result, participants=() if swaps is None else (swaps,))
 
     def resume(self) -> None:
         self.hook("resume", "", None)

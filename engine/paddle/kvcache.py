@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moebus.engine.paddle.config import ModelConfig
+from moebus.engine.paddle.device import CpuDevice, Device, HostCopy
 from moebus.engine.paddle.model import MASKED, Tensor, grouped_attention
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.engine.paddle.slots import Ints
@@ -14,8 +15,9 @@ from moebus.engine.paddle.slots import Ints
 class KVCache:
     """`[num_slots, kv_heads, head_dim]` float32, twice per layer. Released and allocated as a whole."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, device: Device | None = None) -> None:
         self._config = config
+        self._device: Device = device or CpuDevice()
         self._paddle = load_paddle()
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -54,20 +56,20 @@ class KVCache:
         """k and v [N, kv_heads, head_dim] of `slots` int64 [N]."""
         return self._paddle.gather(self._keys[layer], slots), self._paddle.gather(self._values[layer], slots)
 
-    def copy_out(self, slots: Ints) -> tuple[Tensor, Tensor]:
-        """Copies of the keys and values of `slots` [N] on the device, [layers, N, kv_heads, head_dim] each."""
+    def copy_out(self, slots: Ints) -> HostCopy:
+        """Begins a copy of `slots` [N] to the host: the keys of each layer, then the values of each layer,
+        [N, kv_heads, head_dim] each. The slots may be written to at once."""
         paddle = self._paddle
         where = paddle.to_tensor(slots)
         with paddle.no_grad():
-            keys = paddle.stack([paddle.gather(layer, where) for layer in self._keys])
-            return keys, paddle.stack([paddle.gather(layer, where) for layer in self._values])
+            return self._device.begin_copy([paddle.gather(layer, where) for layer in (*self._keys, *self._values)])
 
     def copy_in(self, slots: Ints, keys: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> None:
-        """What `copy_out` gave, from host memory into `slots`."""
-        where = self._paddle.to_tensor(slots)
+        """Keys and values [layers, N, kv_heads, head_dim] from host memory into `slots`."""
+        where, upload = self._paddle.to_tensor(slots), self._device.upload
         with self._paddle.no_grad():
             for layer in range(len(self._keys)):
-                self.write(layer, where, self._paddle.to_tensor(keys[layer]), self._paddle.to_tensor(values[layer]))
+                self.write(layer, where, upload(keys[layer]), upload(values[layer]))
 
 
 class PagedAttention:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import numpy as np
 import numpy.typing as npt
 
 from moebus.engine.paddle.blocks import BlockPool
-from moebus.engine.paddle.capture import PositionCapture, RouteCapture, StepCapture
+from moebus.engine.paddle.capture import PositionCapture, RouteCapture
 from moebus.engine.paddle.config import ModelConfig
 from moebus.engine.paddle.kvcache import KVCache, PagedAttention
 from moebus.engine.paddle.model import Decoder, Tensor
 from moebus.engine.paddle.residency import WeightMemory
-from moebus.engine.paddle.routing import OwnRouting
+from moebus.engine.paddle.routing import OwnRouting, RouterHook
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.engine.paddle.sequence import Sequence
-from moebus.engine.paddle.slots import Ints, sequence_slots, slots_of, step_positions
+from moebus.engine.paddle.slots import Ints, blocks_of, sequence_slots, step_positions
 
 
 class Runner:
@@ -49,18 +50,19 @@ class Runner:
         lengths = [start + count for start in history]
         rows, positions = step_positions(history, [count] * len(history))
         tables = [sequence.blocks for sequence in sequences]
-        slots = slots_of(tables, rows, positions, self._config.block_size)
+        blocks = blocks_of(tables, rows, positions, self._config.block_size)
+        slots = blocks * self._config.block_size + positions % self._config.block_size
         tokens = np.concatenate(
             [np.asarray(s.tokens[start : start + count], np.int64) for s, start in zip(sequences, history, strict=True)]
         )
         attend = PagedAttention(self._cache, slots, self._seen_slots(tables, lengths), np.asarray(lengths, np.int64))
-        step = self._step_capture(slots, positions)
+        hook, captured = self._hook(slots, blocks, positions)
         with load_paddle().no_grad():  # thread-local
-            hidden = self._decoder.hidden(tokens, positions, attend, OwnRouting(self._config, step))
+            hidden = self._decoder.hidden(tokens, positions, attend, OwnRouting(self._config, hook))
             last = load_paddle().to_tensor(np.arange(1, len(history) + 1, dtype=np.int64) * count - 1)
             logits: npt.NDArray[np.float32] = self._decoder.logits(load_paddle().gather(hidden, last)).numpy()
             self._draft(sequences, lengths, hidden, last, (tokens, positions, attend))
-        step.finish()
+        captured()
         for sequence, length in zip(sequences, lengths, strict=True):
             sequence.computed = length
         return logits
@@ -89,9 +91,12 @@ class Runner:
             seen[row, :length] = sequence_slots(table, length, self._config.block_size)
         return seen
 
-    def _step_capture(self, slots: Ints, positions: Ints) -> StepCapture:
-        generations = self._pool.generations(slots // self._config.block_size)
-        version = self._weights.version or ""
+    def _hook(self, slots: Ints, blocks: Ints, positions: Ints) -> tuple[RouterHook, Callable[[], None]]:
+        """The router hook of a step, and what to call when the step has gone well."""
+        version = self._weights.committed.version  # steps run on valid weights only
         if self._self_check:
-            return PositionCapture(self._capture, slots, generations, version, positions)
-        return self._capture.step(slots, generations, version)
+            step = PositionCapture(self._capture, slots, self._pool.generations(blocks), version, positions)
+            return step, step.finish
+        seen: dict[int, Tensor] = {}
+        add, generations = self._capture.add, self._pool.generations
+        return seen.__setitem__, lambda: add(slots, generations(blocks), version, seen)

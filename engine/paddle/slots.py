@@ -18,12 +18,17 @@ def step_positions(history: Sequence[int], now: Sequence[int]) -> tuple[Ints, In
     return rows, np.concatenate([np.zeros(0, np.int64), *positions])
 
 
-def slots_of(block_tables: Sequence[Sequence[int]], rows: Ints, positions: Ints, block_size: int) -> Ints:
-    """The slot of each position, through the block table of its row."""
+def blocks_of(block_tables: Sequence[Sequence[int]], rows: Ints, positions: Ints, block_size: int) -> Ints:
+    """The block of each position, through the block table of its row."""
     blocks = [
         block_tables[row][index] for row, index in zip(rows.tolist(), (positions // block_size).tolist(), strict=True)
     ]
-    return np.asarray(blocks, dtype=np.int64) * block_size + positions % block_size
+    return np.asarray(blocks, dtype=np.int64)
+
+
+def slots_of(block_tables: Sequence[Sequence[int]], rows: Ints, positions: Ints, block_size: int) -> Ints:
+    """The slot of each position, through the block table of its row."""
+    return blocks_of(block_tables, rows, positions, block_size) * block_size + positions % block_size
 
 
 def sequence_slots(block_table: Sequence[int], count: int, block_size: int) -> Ints:

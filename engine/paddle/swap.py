@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from moebus.engine.paddle.blocks import Evicted
 from moebus.engine.paddle.capture import CapturedRows, RouteCapture
+from moebus.engine.paddle.device import HostCopy
 from moebus.engine.paddle.kvcache import KVCache
-from moebus.engine.paddle.model import Tensor
 from moebus.engine.paddle.slots import sequence_slots
 
 Floats = npt.NDArray[np.float32]
@@ -28,11 +28,18 @@ class HostBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Exported:
-    """Copies on the device; `rows` are on the host already."""
+    """Blocks on their way; `rows` are on the host already."""
 
-    keys: Tensor
-    values: Tensor
+    content: HostCopy
     rows: list[CapturedRows]
+
+
+def halves(content: HostCopy) -> tuple[Floats, Floats]:
+    """Keys and values [layers, N, kv_heads, head_dim] of what `KVCache.copy_out` began."""
+    both = content.result()
+    layers = len(both) // 2
+    # np.stack also copies into memory of numpy's own: what Paddle's numpy() returns is Paddle's, and counts as its
+    return np.stack(both[:layers]), np.stack(both[layers:])
 
 
 class BlockSwap:
@@ -49,12 +56,11 @@ class BlockSwap:
             self._capture.copy_rows(sequence_slots([one.block], self._block_size, self._block_size), one.generation)
             for one in evicted
         ]
-        return _Exported(*self._cache.copy_out(slots), rows)
+        return _Exported(self._cache.copy_out(slots), rows)
 
     def fetch(self, exported: object) -> list[HostBlock]:
         assert isinstance(exported, _Exported)
-        # arrays of numpy's own: what numpy() returns is memory of Paddle's, and counts
-        keys, values = np.array(exported.keys.numpy()), np.array(exported.values.numpy())
+        keys, values = halves(exported.content)
         size = self._block_size
         return [
             HostBlock(keys[:, at : at + size].copy(), values[:, at : at + size].copy(), rows)

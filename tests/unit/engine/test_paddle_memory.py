@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moebus.engine.paddle import PaddleEngine
-from moebus.engine.paddle.device import Device
+from moebus.engine.paddle.device import default_device
 from moebus.engine.paddle.weights import random_weights, save_weights, weights_digest
 from moebus.engine.port import (
     Deadline,
@@ -207,10 +207,10 @@ def test_what_it_cannot_do_is_said(engine: PaddleEngine) -> None:
 
 
 def test_closing_gives_all_memory_back() -> None:
-    before = Device().memory_allocated()
+    before = default_device().memory_allocated()
     engine = PaddleEngine.create(SMALL, seed=1)
-    assert Device().memory_allocated() > before
+    assert default_device().memory_allocated() > before
     engine.generate(PROMPT, 30)
     engine.close()
-    assert Device().memory_allocated() == before
+    assert default_device().memory_allocated() == before
     assert not engine._scheduler.running
