@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from moebus.producers.routing.publisher import CLOSE_SECONDS, RoutingPublisher
 from moebus.producers.routing.receipt import FenceReceipt, RoutingReceipt
+from moebus.producers.routing.responses import ResponseReceipts
 from moebus.producers.routing.stats import PublisherStats
 
 
@@ -30,6 +31,12 @@ class AsyncRoutingPublisher:
         """As `RoutingPublisher.submit`, arguments and errors too; while it waits for room the loop goes on. The array
         must stay as it is until this returns."""
         return await asyncio.to_thread(lambda: self.publisher.submit(routes, rollout_id, choice, **rest))
+
+    async def publish_response(
+        self, engine: str, response: object, rollout_id: str | None = None, **rest: Any
+    ) -> ResponseReceipts:
+        """As `RoutingPublisher.publish_response`, arguments and errors too; decoding is done on a thread."""
+        return await asyncio.to_thread(lambda: self.publisher.publish_response(engine, response, rollout_id, **rest))
 
     async def delete(self, prefix: str, *, epoch: int | None = None) -> FenceReceipt:
         """As `RoutingPublisher.delete`."""

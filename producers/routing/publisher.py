@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from moebus.broker.ports import Broker
 from moebus.broker.topics import Topics
+from moebus.engine.answers.payload import Layers
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.metrics import Metrics
 from moebus.observability.settings import PublisherSettings, Settings
@@ -22,6 +23,7 @@ from moebus.producers.routing.high_water import HighWater, OnHighWater
 from moebus.producers.routing.jobs import Wire
 from moebus.producers.routing.parcel import Parcel, Sent
 from moebus.producers.routing.receipt import FenceReceipt, FenceStored, RoutingReceipt, Stored
+from moebus.producers.routing.responses import Answer, ResponseReceipts, submissions
 from moebus.producers.routing.sender import Sender, ThreadSender
 from moebus.producers.routing.stats import Counters, PublisherStats
 from moebus.producers.routing.submission import Submission, plan, sampled
@@ -152,10 +154,8 @@ class RoutingPublisher:
             InvalidInput (a ValueError): naming the argument; that an expert is twice in a top-k, the receipt says.
             PublisherClosed: after `close`, and in a process that was forked after this publisher was made.
         """
-        if self.card is None:
-            raise InvalidInput("card", "this publisher was made without a model card; it only deletes and clears")
         submission = plan(
-            routes, rollout_id, run=self.run, card=self.card, epoch=self.epoch, attempt=self._attempt(attempt),
+            routes, rollout_id, run=self.run, card=self._model(), epoch=self.epoch, attempt=self._attempt(attempt),
             now_ms=self._clock.now_ms(), choice=choice, group=group, start=start, base=base, token_ids=token_ids,
             prompt_rows=prompt_rows, versions=versions, status=status, finish_reason=finish_reason,
         )  # fmt: skip
@@ -179,6 +179,46 @@ class RoutingPublisher:
             waiting = f"{self._sender.used} bytes of {self._sender.limit} wait for the log"
             future.set_exception(RoutesDropped(f"{submission.name}: nothing was sent, {waiting}"))
         return receipt
+
+    def publish_response(
+        self,
+        engine: str,
+        response: object,
+        rollout_id: str | None = None,
+        *,
+        choice: int | None = None,
+        group: str | None = None,
+        start: int = 0,
+        base: RouteRef | None = None,
+        prompt_token_ids: npt.ArrayLike | None = None,
+        versions: Sequence[tuple[int, str]] | None = None,
+        status: Status | None = None,
+        layers: Layers | None = None,
+        traceparent: str | None = None,
+    ) -> ResponseReceipts:
+        """Decodes an answer of another engine's server and submits each of its choices: `docs/answers.md`.
+
+        Args:
+            engine: whose answer it is: `fastdeploy`, `vllm` or `sglang`.
+            response: the answer: an object, its JSON text, or `RouteStream.response()` of a streamed one.
+            rollout_id: default what was sent as `user`, which FastDeploy alone repeats (in its request id).
+            choice: number of the only choice (a request of one sample); default the index in the answer.
+            start: the first row that was asked for; with it, and where rows came out of a cache, a base is needed.
+            prompt_token_ids: [n] what was sent; where the answer does not repeat it.
+            versions: as for `submit`; default what the answer says.
+            status: default by the finish reason: complete, aborted (its routes are kept) or partial (no known end). An
+                answer without routes is `missing`, whatever is said here.
+            layers: which layers the server counts (`all`, `moe`), where the size alone cannot tell.
+
+        Raises:
+            InvalidInput (a ValueError): naming the argument or the field of the answer; nothing of it was submitted.
+            PublisherClosed: as `submit`.
+        """
+        answer = Answer(
+            engine, response, rollout_id, choice, start, base, prompt_token_ids, versions, status, layers
+        )  # fmt: skip
+        planned = submissions(answer, self._model())
+        return ResponseReceipts([self.submit(**one, group=group, traceparent=traceparent) for one in planned])
 
     def delete(self, prefix: str, *, epoch: int | None = None) -> FenceReceipt:
         """Removes every rollout that `prefix` covers (all choices, epochs up to `epoch`, default this publisher's),
@@ -241,6 +281,11 @@ class RoutingPublisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _model(self) -> ModelCard:
+        if self.card is None:
+            raise InvalidInput("card", "this publisher was made without a model card; it only deletes and clears")
+        return self.card
 
     def _attempt(self, text: str | None) -> bytes:
         return new_attempt(self._clock.now_ms(), self._random(10)) if text is None else parse_attempt(text)
