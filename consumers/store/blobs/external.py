@@ -46,7 +46,7 @@ class ExternalBlobs(Blobs):
         stopping: threading.Event,
         boots: Callable[[], int] = lambda: secrets.randbits(64),
         now: Callable[[], float] = time.monotonic,
-        again: float = 5.0,
+        again: float = 1.0,
     ) -> None:
         """`again`: seconds before a delete that failed is repeated."""
         self.identity = f"{objects.where} {folder}"

@@ -6,15 +6,20 @@ Every store ends equal to a model that is too simple to be wrong; whoever read i
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import LogRecord
 from moebus.consumers.reader.assembly import Assembler
+from moebus.consumers.store.blobs.external import ExternalBlobs
+from moebus.consumers.store.blobs.memory import MemoryObjects
+from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.decide import Rules
-from moebus.consumers.store.partition import Guard, Partition
+from moebus.consumers.store.partition import Guard, Partition, StoreFull
 from moebus.consumers.store.view import View, rows_of
 from moebus.observability.clock import ManualClock
 from moebus.schemas.dtypes import RouteArray
@@ -33,12 +38,15 @@ GUARD = Guard("cluster", "topic")
 class Copy:
     """A store's partitions, fed by hand: any batches, crashes in the middle of one, a new folder after leaving."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, objects: MemoryObjects | None) -> None:
+        """`objects`: where blobs lie, None for LMDB."""
         self.folder = folder
+        self.objects = objects
         self.random = random.Random(seed)
         self.partitions: list[Partition] = []
         self.life = 0
         self.crashes = 0
+        self.failures = 0
         self.reads = 0
 
     def join(self, *, fresh: bool) -> None:
@@ -46,8 +54,14 @@ class Copy:
         self.life += fresh
         base = self.folder / str(self.life)
         self.partitions = [
-            Partition(number, base / str(number), GUARD, RULES, 64 << 20, sync=False) for number in range(PARTITIONS)
+            Partition(number, base / str(number), GUARD, RULES, 64 << 20, sync=False, blobs=self.blobs(number))
+            for number in range(PARTITIONS)
         ]
+
+    def blobs(self, number: int) -> Blobs | None:
+        if self.objects is None:
+            return None
+        return ExternalBlobs(self.objects, f"{self.folder.name}/{self.life}/{number}", threading.Event())
 
     def leave(self) -> None:
         """Like a crash: what is not committed is gone."""
@@ -62,12 +76,28 @@ class Copy:
             for record in log[partition.next_offset or 0 :][:most]:
                 assert record.value is not None
                 partition.apply(record.offset, record.value, record.timestamp_ms)
-                if self.random.random() < 0.1:
-                    partition.commit()
+                if self.random.random() < 0.1 and not self.commit(partition):
+                    break
+                if self.random.random() < 0.02:
+                    partition.blobs.sweep(partition.reading)
                 if self.random.random() < 0.02:
                     partition.tidy(record.timestamp_ms)
             if self.random.random() < 0.5:
-                partition.commit()
+                self.commit(partition)
+
+    def commit(self, partition: Partition) -> bool:
+        """Among objects, some batches fail; they are read again."""
+        if self.objects is not None and self.random.random() < 0.05:
+            self.objects.down = "503"
+        try:
+            partition.commit()
+        except StoreFull:
+            self.failures += 1
+            return False
+        finally:
+            if self.objects is not None:
+                self.objects.down = None
+        return True
 
     def look(self, truth: dict[bytes, RouteArray]) -> None:
         """A reader of anything: whole and right, whatever is going on."""
@@ -85,9 +115,10 @@ class Copy:
             self.follow(logs, 500)
         for partition in self.partitions:
             partition.commit()
-            while partition.tidy(now_ms):
+            for _ in range(2):  # what the first round removes is freed, among objects, by the second
+                while partition.tidy(now_ms):
+                    partition.commit()
                 partition.commit()
-            partition.commit()
 
 
 def same(found: list[RouteArray], want: RouteArray) -> None:
@@ -100,17 +131,18 @@ def logs_of(broker: MemoryBroker) -> list[list[LogRecord]]:
     return [log.records for log in broker.cluster.topics[TOPIC].logs]
 
 
-def test_every_store_equals_the_model(tmp_path: Path) -> None:
-    torture(tmp_path, seed=4)
+@pytest.mark.parametrize("external", [False, True], ids=["lmdb", "objects"])
+def test_every_store_equals_the_model(tmp_path: Path, external: bool) -> None:
+    torture(tmp_path, seed=4, objects=MemoryObjects() if external else None)
 
 
-def torture(tmp_path: Path, seed: int) -> None:
+def torture(tmp_path: Path, seed: int, objects: MemoryObjects | None = None) -> None:
     """Any seed must pass; the test takes one."""
     clock = ManualClock()
     broker = MemoryBroker(clock)
     broker.create(TOPIC, PARTITIONS)
     traffic = Traffic(seed, TOPIC, PARTITIONS, clock, broker)
-    copies = [Copy(tmp_path / f"s{number}", seed * 10 + number) for number in range(3)]
+    copies = [Copy(tmp_path / f"s{number}", seed * 10 + number, objects) for number in range(3)]
     for copy in copies:
         copy.join(fresh=True)
     rng = random.Random(seed)
@@ -130,7 +162,12 @@ def torture(tmp_path: Path, seed: int) -> None:
         for partition in copy.partitions:
             with partition.reading() as (tables, _):
                 assert list(tables._keys("blobs")) == []  # nothing leaks
+            partition.blobs.sweep(partition.reading)
         copy.leave()
+        assert objects is None or copy.failures > 3
+    if objects is not None:
+        lives = {f"{copy.folder.name}/{copy.life}" for copy in copies}
+        assert [name for name in objects.held if name.rsplit("/", 3)[0] in lives] == []
     broker.close()
 
 
