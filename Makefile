@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
+TORCH_BIN   := .venv-torch/bin
+TORCH_STAMP := .venv-torch/.installed
 PACKAGES := schemas observability broker engine producers consumers cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo test unit versions lint typing bench lock docs clean
+.PHONY: help setup torch system demo test unit versions lint typing bench lock docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -20,6 +22,16 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+torch: setup $(TORCH_STAMP) ## torch and moebus in .venv-torch, for examples/ and tests/torch (5 GB; Paddle is not there)
+
+# Paddle and torch must not share a process, so they share no environment either. The rest is as locked.
+$(TORCH_STAMP): $(STAMP) examples/requirements-torch.txt
+	@echo "installing torch into .venv-torch: 5 GB on disk (TORCH=0 make test leaves it out)"
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-torch
+	@$(BIN)/uv pip install -q --python $(TORCH_BIN)/python -c requirements.lock -r pyproject.toml -r examples/requirements-torch.txt
+	@$(BIN)/uv pip install -q --python $(TORCH_BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
 system:
 	@sh deploy/system-packages.sh
 
@@ -32,7 +44,7 @@ demo: setup ## the main job end to end on a real Kafka, under 5 minutes; KEEP=1 
 
 # Three workers keep two cores busy while some tests wait; files stay whole because some have a broker of their own,
 # and go in order of their names: acceptance and chaos, which wait longest, first.
-test: setup ## all tests (starts its own Kafka)
+test: setup $(if $(filter 0,$(TORCH)),,torch) ## all tests (starts its own Kafka); TORCH=0 without those of torch
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: setup ## only the tests that take milliseconds
@@ -60,5 +72,5 @@ lock: ## resolve pyproject.toml again into requirements.lock
 	$(BIN)/uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-annotate --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements.lock
 
 clean: ## remove what make made here
-	rm -rf .venv .typing .run build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch .typing .run build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
