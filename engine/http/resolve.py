@@ -12,12 +12,13 @@ def resolved(
     call: Callable[[], object],
     happened: Callable[[], bool | None],
     life: Callable[[], str],
+    before: str,
     *,
     late_proof: bool = True,
 ) -> None:
     """Makes `call`; where its answer is lost, the server's state decides. `happened` looks: True or False where the
-    state proves it, None where it does not. `life`: identity of the server. `late_proof=False`: nothing proves a call
-    that was late, as its effect has a beginning and an end.
+    state proves it, None where it does not. `life`: identity of the server, `before`: the call. `late_proof=False`:
+    nothing proves a call that was late, as its effect has a beginning and an end.
 
     A call that is late with a whole connection is still under way at the server, so "not yet" proves nothing.
 
@@ -25,7 +26,6 @@ def resolved(
         EngineFailed: it is proven that it did not happen, or the server has lost its memory since.
         EngineUnknown: nothing is proven.  Others as `call`.
     """
-    before = life()
     try:
         call()
     except EngineUnknown as error:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moebus.engine.http import EngineServer
-from moebus.engine.http.server import LOOK_S
 from moebus.engine.port import Deadline, EngineFailed, Level, PauseMode, Unsupported
 from moebus.engine.vllm.metrics import Gauges, read_gauges
 from moebus.schemas.tags import Tag
@@ -18,6 +17,8 @@ DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 SLEEP_MODE = "--enable-sleep-mode"
 TRANSFER = '--weight-transfer-config \'{"backend": "nccl"}\''
 TAG_WORDS: Mapping[Tag, str] = {Tag.WEIGHT: "weights", Tag.KV_CACHE: "kv_cache"}
+READ_S = 5.0
+"""How long the state is waited for after a call; `inspect` has less time."""
 LEVEL_NUMBERS: Mapping[Level, int] = {"offload": 1, "discard": 2}
 
 
@@ -29,18 +30,18 @@ class VllmApi:
 
     # -- looks
 
-    def gauges(self) -> Gauges:
+    def gauges(self, within: float = READ_S) -> Gauges:
         """What `/metrics` says, all None where it says nothing."""
-        return read_gauges(self._server.look("/metrics").text)
+        return read_gauges(self._server.look("/metrics", within).text)
 
-    def is_paused(self, within: float = LOOK_S) -> bool:
+    def is_paused(self, within: float = READ_S) -> bool:
         return self._flag("/is_paused", "is_paused", within)
 
-    def is_sleeping(self, within: float = LOOK_S) -> bool:
+    def is_sleeping(self, within: float = READ_S) -> bool:
         """True also while the server is only paused; False proves that nothing sleeps."""
         return self._flag("/is_sleeping", "is_sleeping", within)
 
-    def version(self, within: float = LOOK_S) -> str | None:
+    def version(self, within: float = READ_S) -> str | None:
         """Label of the weights; None where the server is too old to have one."""
         try:
             label = self._server.look("/weight_info", within).field("weight_version")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-import httpx
 from pydantic import SecretStr
 
 from moebus.engine.http import EngineServer, resolved, undo_late
+from moebus.engine.http.notes import Notes, default_home
 from moebus.engine.http.span import Least, Span
 from moebus.engine.port import (
     CacheMode,
@@ -23,9 +24,9 @@ from moebus.engine.port import (
     Staged,
     WakeWeights,
 )
-from moebus.engine.vllm.api import VllmApi
+from moebus.engine.vllm.api import READ_S, VllmApi
 from moebus.engine.vllm.memory import VllmMemory
-from moebus.engine.vllm.state import VllmState
+from moebus.engine.vllm.state import Now, VllmState
 from moebus.engine.vllm.transfer import VllmTransfer
 from moebus.engine.vllm.weights import VllmWeights
 from moebus.schemas.tags import ALL_TAGS, Tag
@@ -51,10 +52,10 @@ class VllmEngine:
 
     kind = "vllm"
 
-    def __init__(self, server: EngineServer, allowed_roots: Sequence[str] = ()) -> None:
+    def __init__(self, server: EngineServer, notes: Notes, allowed_roots: Sequence[str] = ()) -> None:
         self._server = server
         self._api = VllmApi(server)
-        self._state = VllmState(server, self._api)
+        self._state = VllmState(server, self._api, notes)
         self._weights = VllmWeights(self._api, self._state, tuple(allowed_roots))
         self._memory = VllmMemory(self._api, self._state, self._weights)
         self._transfer = VllmTransfer(self._api, self._state, self._weights)
@@ -66,11 +67,12 @@ class VllmEngine:
         *,
         token: SecretStr | None = None,
         allowed_roots: Sequence[str] = (),
-        transport: httpx.BaseTransport | None = None,
+        home: Path | None = None,
     ) -> VllmEngine:
         """Connects at the first call. `allowed_roots`: where weights may be read from; the server must see the same
-        files. Raises InvalidInput: `url`."""
-        return cls(EngineServer(url, token, transport=transport), allowed_roots)
+        files. `home`: where the notes lie (default: as `default_home`). Raises InvalidInput: the URL."""
+        server = EngineServer(url, token)
+        return cls(server, Notes(home or default_home(), server.url), allowed_roots)
 
     @property
     def url(self) -> str:
@@ -78,7 +80,7 @@ class VllmEngine:
 
     @property
     def trouble(self) -> str | None:
-        return self._server.trouble
+        return None if self._state.busy else self._server.trouble
 
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
@@ -93,25 +95,29 @@ class VllmEngine:
 
     def pause(self, mode: PauseMode, deadline: Deadline) -> PauseResult:
         """The counts come from the server's gauges before the call; it does not say that the device is idle."""
-        belief, before = self._state.belief(), self._api.is_paused()
-        inside = belief.frozen if before else self._state.gauges().requests or 0
+        with self._state.calling() as now:
+            return self._pause(now, mode, deadline)
+
+    def _pause(self, now: Now, mode: PauseMode, deadline: Deadline) -> PauseResult:
+        inside = now.found.in_flight
         try:
             resolved(
                 lambda: self._api.pause(mode, deadline),
                 lambda: self._drained(mode),
                 self._state.identity,
+                now.life,
                 late_proof=False,
             )
         except EngineUnknown as error:
             if not error.late:
                 raise
             tidy = Least(deadline, TIDY_S)
-            undo = (lambda: self._api.pause("keep", tidy)) if before else (lambda: self._api.resume(tidy))
+            undo = (lambda: self._api.pause("keep", tidy)) if now.found.paused else (lambda: self._api.resume(tidy))
             raise undo_late(error, undo, f"pause ({mode})") from error
         if not self._api.is_paused():
             raise EngineFailed("pause: the server said that it is done and is not paused")
         frozen = inside if mode == "keep" else 0
-        self._state.change(belief.life, lambda old: replace(old, frozen=frozen))
+        self._state.change(now.life, lambda old: replace(old, frozen=frozen))
         return PauseResult(
             aborted=inside if mode == "abort" else 0,
             finished=inside if mode == "wait" else 0,
@@ -123,21 +129,27 @@ class VllmEngine:
         """After a cut connection. A pause that waits is said to be one from its beginning."""
         if not self._api.is_paused():
             return False
-        running = self._state.gauges().running
+        running = self._api.gauges().running
         return True if mode != "wait" else None if running is None else running == 0 or None
+
+    def _opened(self) -> bool:
+        return not self._api.is_paused()
 
     def resume(self) -> None:
         """Raises EngineFailed: a tag sleeps, or the weights hold no version."""
-        deadline = Span(SHORT_S)
-        self._memory.make_sure(deadline)
-        found, life = self._state.inspect(), self._state.belief().life
+        with self._state.calling() as now:
+            self._resume(now, Span(SHORT_S))
+
+    def _resume(self, now: Now, deadline: Deadline) -> None:
+        self._memory.make_sure(now, deadline)
+        found = self._state.look(Span(READ_S), READ_S) if now.belief.unsure else now.found
         missing = [str(tag) for tag in ALL_TAGS if not found.resident[tag]]
         if missing or not found.weights_valid:
             raise EngineFailed(f"resume: {' and '.join(missing) or 'weights'} not usable; wake or update first")
-        resolved(lambda: self._api.resume(deadline), lambda: not self._api.is_paused(), self._state.identity)
-        if self._api.is_paused():
+        resolved(lambda: self._api.resume(deadline), self._opened, self._state.identity, now.life)
+        if not self._opened():
             raise EngineFailed("resume: the server said that it is done and is still paused")
-        self._state.change(life, lambda old: replace(old, frozen=0))
+        self._state.change(now.life, lambda old: replace(old, frozen=0))
 
     def abort_requests(self, ids: Sequence[str] | None) -> list[str]:
         """The server tells a count alone: of ids that were sent it names none as unknown."""
@@ -147,17 +159,20 @@ class VllmEngine:
         return ["?"] * count if ids is None else list(dict.fromkeys(ids))
 
     def reset_cache(self) -> int:
-        self._api.reset_cache(Span(SHORT_S))
+        with self._state.calling():
+            self._api.reset_cache(Span(SHORT_S))
         return 0
 
     # -- memory and weights
 
     def sleep(self, tag: Tag, level: Level, deadline: Deadline) -> int:
-        self._memory.sleep(tag, level, deadline)
+        with self._state.calling() as now:
+            self._memory.sleep(now, tag, level, deadline)
         return 0
 
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
-        self._memory.wake(tag, weights, deadline)
+        with self._state.calling() as now:
+            self._memory.wake(now, tag, weights, deadline)
         return 0
 
     def stage(
@@ -171,15 +186,17 @@ class VllmEngine:
         return self._weights.stage(version, source, digest, deadline, options)
 
     def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
-        self._memory.make_sure(deadline)
-        self._weights.commit(staged, cache, deadline)
+        with self._state.calling() as now:
+            self._memory.make_sure(now, deadline)
+            self._weights.commit(now, staged, cache, deadline)
 
     def discard(self, staged: Staged) -> None:
         self._weights.discard(staged)
 
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
-        self._memory.make_sure(deadline)
-        self._transfer.step(step, version, info, deadline)
+        with self._state.calling() as now:
+            self._memory.make_sure(now, deadline)
+            self._transfer.step(now, step, version, info, deadline)
 
     def close(self) -> None:
         """The server goes on."""

@@ -16,7 +16,7 @@ from moebus.engine.http import resolved
 from moebus.engine.http.span import Least
 from moebus.engine.port import Deadline, EngineFailed, EngineUnknown, Level, Unsupported, WakeWeights
 from moebus.engine.vllm.api import SLEEP_MODE, VllmApi
-from moebus.engine.vllm.state import EMPTY, VllmState
+from moebus.engine.vllm.state import EMPTY, Now, VllmState
 from moebus.engine.vllm.weights import VllmWeights
 from moebus.engine.waiting import check_deadline
 from moebus.observability.log import get_logger
@@ -38,58 +38,69 @@ class VllmMemory:
 
     # -- sleep
 
-    def sleep(self, tag: Tag, level: Level, deadline: Deadline) -> None:
+    def sleep(self, now: Now, tag: Tag, level: Level, deadline: Deadline) -> None:
         """Releases both tags; a tag that sleeps already stays as it is."""
         check_deadline(deadline, "sleep")
-        self._need_pause("sleep")
-        self.make_sure(deadline)
-        belief = self._state.belief()
+        now.need_pause("sleep")
+        self.make_sure(now, deadline)
+        belief = self._state.known
         if not belief.resident[tag]:
             return
         if belief.frozen:
             raise EngineFailed("sleep: frozen requests need the kv_cache; abort them first")
-        self._need_sleep_mode(belief.life, deadline)
+        self._need_sleep_mode(now.life, deadline)
         for other in belief.asleep:  # the server sleeps whole or not at all
-            self._held_wake(other, belief.life, deadline)
+            self._held_wake(other, now.life, deadline)
         if level == "discard":
-            self._weights.mark(EMPTY, belief.life, deadline)
-        gauge = self._state.gauges
-        resolved(lambda: self._api.sleep(level, deadline), lambda: _told(gauge().awake), self._state.identity)
-        self._state.change(belief.life, lambda old: old.slept(level))
+            self._weights.mark(EMPTY, now.life, deadline)
+        self._state.change(now.life, lambda old: replace(old, unsure=frozenset(ALL_TAGS)))
+        try:
+            resolved(lambda: self._api.sleep(level, deadline), self._slept, self._state.identity, now.life)
+        except MoebusError:
+            if level == "discard" and now.found.weights_valid and self._still_awake():
+                self._weights.unmark(now, deadline)
+            raise
+        self._state.change(now.life, lambda old: old.slept(level))
+
+    def _slept(self) -> bool | None:
+        awake = self._api.gauges().awake
+        return None if awake is None else not awake
+
+    def _still_awake(self) -> bool:
+        try:
+            return self._slept() is False
+        except MoebusError:
+            return False
 
     # -- wake
 
-    def wake(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> None:
+    def wake(self, now: Now, tag: Tag, weights: WakeWeights, deadline: Deadline) -> None:
         """Allocates one tag; for weights, fills them as `weights` says. Never opens admission."""
         check_deadline(deadline, "wakeup")
-        self.make_sure(deadline)
-        belief = self._state.belief()
-        valid = self._state.inspect().weights_valid or (belief.level == "offload" and belief.weights == "valid")
-        load = tag is Tag.WEIGHT and weights == "restore" and not valid
-        if load and belief.source is None:
+        copied = now.belief.level == "offload" and now.belief.weights == "valid"
+        load = tag is Tag.WEIGHT and weights == "restore" and not copied and not now.found.weights_valid
+        if load and now.belief.source is None:
             raise EngineFailed("wakeup: the weights cannot be restored: they came by a transfer, or before this worker")
-        if not belief.resident[tag]:
-            self._held_wake(tag, belief.life, deadline)
-            if tag is Tag.WEIGHT and weights == "empty":
-                self._weights.mark(EMPTY, belief.life, deadline)
+        self.make_sure(now, deadline)
+        if not self._state.known.resident[tag]:
+            self._held_wake(tag, now.life, deadline)
+        if tag is Tag.WEIGHT and weights == "empty" and not now.belief.resident[tag]:
+            self._weights.mark(EMPTY, now.life, deadline)
         if load:
             self._weights.restore(deadline)
 
-    def make_sure(self, deadline: Deadline) -> None:
+    def make_sure(self, now: Now, deadline: Deadline) -> None:
         """Wakes what may be asleep without this worker knowing: a wake of what is awake does nothing at the server."""
-        belief = self._state.belief()
         for tag in ALL_TAGS:
-            if tag in belief.unsure:
-                self._held_wake(tag, belief.life, deadline)
+            if tag in now.belief.unsure:
+                self._held_wake(tag, now.life, deadline)
 
     def _held_wake(self, tag: Tag, life: str, deadline: Deadline) -> None:
         """Raises Unsupported, EngineFailed, EngineUnknown; the pause holds all the same, or the error says so."""
         hold = _Hold(lambda: self._api.pause("keep", Least(deadline, HOLD_S)))
+        self._state.change(life, lambda old: replace(old, unsure=old.unsure | {tag}))
         try:
             self._api.wake_up(tag, deadline, hold.begin)
-        except EngineUnknown:
-            self._state.change(life, lambda old: replace(old, unsure=old.unsure | {tag}))
-            raise
         finally:
             hold.end()
             self._hold(tag, deadline)
@@ -103,10 +114,6 @@ class VllmMemory:
         self._api.pause("keep", Least(deadline, HOLD_S))
         if not self._api.is_paused():
             raise EngineFailed(f"wakeup: waking {tag} resumed the server, and it cannot be paused again")
-
-    def _need_pause(self, method: str) -> None:
-        if not self._api.is_paused():
-            raise EngineFailed(f"{method}: the engine serves requests; pause it first")
 
     def _need_sleep_mode(self, life: str, deadline: Deadline) -> None:
         """Without the flag `/sleep` answers 200 and frees nothing."""
@@ -139,7 +146,3 @@ class _Hold:
             self._pause()
         except MoebusError as error:
             _log.warning("vllm.hold_failed", str(error))
-
-
-def _told(awake: bool | None) -> bool | None:
-    return None if awake is None else not awake

@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from moebus.engine.http import Belief, EngineServer, Lives
+from moebus.engine.http.notes import Notes
 from moebus.engine.http.server import LOOK_S
 from moebus.engine.http.span import Span
-from moebus.engine.port import Inspection
-from moebus.engine.vllm.api import VllmApi
+from moebus.engine.port import EngineFailed, EngineUnreachable, Inspection
+from moebus.engine.vllm.api import READ_S, VllmApi
 from moebus.engine.vllm.metrics import Gauges
 from moebus.schemas.tags import ALL_TAGS, Tag
 
 EMPTY, MIXED = "moebus:empty", "moebus:mixed"
 """Labels of weights that are no version: the server keeps them while its worker restarts."""
+LOOKS_S = 0.9
+"""What all the looks of one inspection may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What is known right before a call."""
+
+    belief: Belief
+    found: Inspection
+    gauges: Gauges
+
+    @property
+    def life(self) -> str:
+        return self.belief.life
+
+    def need_pause(self, doing: str) -> None:
+        """Raises EngineFailed."""
+        if not self.found.paused:
+            raise EngineFailed(f"{doing}: the engine serves requests; pause it first")
 
 
 class VllmState:
-    """Thread-safe. A belief is of one life of the server."""
+    """Thread-safe. A belief is of one life of the server; `notes` carry it over a restart of the worker."""
 
-    def __init__(self, server: EngineServer, api: VllmApi) -> None:
+    def __init__(self, server: EngineServer, api: VllmApi, notes: Notes) -> None:
         self._api = api
+        self._notes = notes
         self._lock = threading.Lock()
         self._belief = Belief(life="none")
-        self._gauges = Gauges()
+        self.gauges = Gauges()
         self.labelled = True
         """Whether the server names its weights; learned at the first look."""
         self._lives = Lives(server, self._boot)
+        self._busy = 0
+        self._last: Inspection | None = None
 
     def _boot(self) -> str | None:
-        self._gauges = self._api.gauges()
-        return self._gauges.started
+        self.gauges = self._api.gauges(LOOK_S)
+        return self.gauges.started
 
     def identity(self) -> str:
         return self._lives.current()
@@ -53,14 +78,17 @@ class VllmState:
 
     def _first_look(self, life: str) -> Belief:
         """A server met for the first time. Paused, it may hold anything unless it says that it sleeps."""
-        version = self._api.version()
+        version = self._api.version(LOOK_S)
         self.labelled = version is not None
+        noted = self._notes.read()
+        if noted is not None and noted.life == life:
+            return noted if noted.sure else replace(noted, unsure=frozenset(ALL_TAGS))
         fresh = Belief(life=life, version=version)
         if version in (EMPTY, MIXED):
             fresh = replace(fresh, weights="empty" if version == EMPTY else "mixed", version=None, source=None)
-        if not self._api.is_sleeping():
+        if not self._api.is_sleeping(LOOK_S):
             return fresh
-        fresh, gauges = replace(fresh, source=None), self._gauges
+        fresh, gauges = replace(fresh, source=None), self.gauges
         if gauges.asleep is not None:
             return fresh.slept(gauges.asleep)
         return replace(fresh, unsure=frozenset(ALL_TAGS), frozen=gauges.requests or 0)
@@ -70,24 +98,61 @@ class VllmState:
         with self._lock:
             if self._belief.life == life:
                 self._belief = how(self._belief)
+                self._notes.write(replace(self._belief, sure=not self._belief.unsure))
 
     # -- looking
 
-    def inspect(self, within: float = 0.9) -> Inspection:
-        """Raises EngineUnreachable: no answer, or not all of them within `within` seconds."""
-        budget = Span(within)
+    @property
+    def busy(self) -> bool:
+        """A call of this worker runs. The server's core takes calls one by one, so looks may have to wait for it."""
+        return self._busy > 0
+
+    @contextmanager
+    def calling(self) -> Iterator[Now]:
+        """Around a call of this worker: the server as it is before, which is also what is said of it meanwhile.
+
+        Raises EngineUnreachable: nothing was done.
+        """
+        found = self._last = self.look(Span(READ_S), READ_S)
+        now = Now(self._belief, found, self.gauges)
+        self._busy += 1
+        try:
+            yield now
+        finally:
+            self._busy -= 1
+
+    @property
+    def known(self) -> Belief:
+        """The belief as it stands, without a look."""
+        return self._belief
+
+    def inspect(self) -> Inspection:
+        """While a call of this worker keeps the server from answering: as it was before. Raises EngineUnreachable."""
+        try:
+            self._last = self.look(Span(LOOKS_S))
+        except EngineUnreachable:
+            if not self.busy or self._last is None:
+                raise
+        return self._last
+
+    def look(self, budget: Span, each: float = LOOK_S) -> Inspection:
+        """As the server is now. `each`: seconds that one answer may take. Raises EngineUnreachable."""
         belief = self.belief()
-        paused = self._api.is_paused(_some(budget))
-        if not paused and (belief.asleep or belief.unsure) and not self._api.is_sleeping(_some(budget)):
+
+        def left() -> float:
+            return min(each, budget.remaining())
+
+        paused = self._api.is_paused(left())
+        if not paused and (belief.asleep or belief.unsure) and not self._api.is_sleeping(left()):
             self.change(belief.life, _woken)  # by someone else
             belief = _woken(belief)
-        label = self._api.version(_some(budget)) if self.labelled else None
+        label = self._api.version(left()) if self.labelled else None
         weights = belief.weights
         if self.labelled:
             weights = "empty" if label == EMPTY else "mixed" if label == MIXED else "valid"
         version = label if self.labelled else belief.version
         valid = weights == "valid" and belief.resident[Tag.WEIGHT]
-        requests = self._gauges.requests or 0
+        requests = self.gauges.requests or 0
         return Inspection(
             paused=paused,
             in_flight=belief.frozen if paused else requests,
@@ -99,13 +164,6 @@ class VllmState:
             bytes_by_tag={},
             tainted=weights == "mixed" and not belief.open_update,
         )
-
-    def gauges(self) -> Gauges:
-        return self._api.gauges()
-
-
-def _some(budget: Span) -> float:
-    return min(LOOK_S, budget.remaining())
 
 
 def _woken(belief: Belief) -> Belief:

@@ -18,7 +18,7 @@ from moebus.engine.port import (
     Unsupported,
 )
 from moebus.engine.vllm.api import VllmApi
-from moebus.engine.vllm.state import EMPTY, MIXED, VllmState
+from moebus.engine.vllm.state import EMPTY, MIXED, Now, VllmState
 from moebus.engine.vllm.weights import VllmWeights
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.tags import Tag
@@ -41,31 +41,30 @@ class VllmTransfer:
         self._state = state
         self._weights = weights
 
-    def step(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
+    def step(self, now: Now, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
         """Raises EngineRefused: out of order, or by the server before any effect.  EngineTainted: cut in the middle."""
-        belief = self._state.belief()
-        self._check(step, version, belief.open_update)
+        self._check(now, step, version)
         if step == "init":
             self._api.transfer(_PATHS[step], {"init_info": dict(info)}, deadline)
             return
-        if not belief.resident[Tag.WEIGHT]:
+        if not self._state.known.resident[Tag.WEIGHT]:
             raise EngineFailed("transfer: the weights are asleep; wake them first")
         if step == "start":
-            self._start(belief.life, deadline)
+            self._start(now.life, deadline)
         elif step == "update":
-            self._cut_taints(step, belief.life, {"update_info": dict(info)}, deadline)
+            self._cut_taints(step, now.life, {"update_info": dict(info)}, deadline)
         else:
-            self._finish(belief.life, version, deadline)
+            self._finish(now.life, version, deadline)
 
-    def _check(self, step: str, version: str | None, under_way: bool) -> None:
+    def _check(self, now: Now, step: str, version: str | None) -> None:
         if step not in _PATHS:
             raise EngineRefused(f"step: {step!r} is none of {', '.join(_PATHS)}")
         if version in (EMPTY, MIXED):
             raise EngineRefused(f"version: {version!r} is what moebus calls weights that are no version")
-        if step == "start" and under_way:
+        if step == "start" and now.belief.open_update:
             raise EngineRefused("transfer: an update of the weights is open already; finish it first")
-        if step != "init" and not self._api.is_paused():
-            raise EngineFailed("transfer: the engine serves requests; pause it first")
+        if step != "init":
+            now.need_pause("transfer")
 
     def _start(self, life: str, deadline: Deadline) -> None:
         """The server refuses a second update of its own accord; nothing is written before the first tensor comes."""

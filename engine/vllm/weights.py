@@ -21,7 +21,7 @@ from moebus.engine.port import (
 )
 from moebus.engine.sources import local_source
 from moebus.engine.vllm.api import VllmApi
-from moebus.engine.vllm.state import EMPTY, MIXED, VllmState
+from moebus.engine.vllm.state import EMPTY, MIXED, Now, VllmState
 from moebus.engine.waiting import check_deadline
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.tags import Tag
@@ -78,28 +78,27 @@ class VllmWeights:
             ready.open = False
             ready.kept.close()
 
-    def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
+    def commit(self, now: Now, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
         """Raises EngineFailed: nothing was written.  EngineTainted: writing failed or its end is not known."""
         ready = staged.handle
         if not isinstance(ready, _Ready) or not ready.open:
             raise EngineFailed(f"commit: version {staged.version!r} is not staged any more; stage it again")
-        if not self._api.is_paused():
-            raise EngineFailed("commit: the engine serves requests; pause it first")
-        belief = self._state.belief()
+        now.need_pause("commit")
+        belief = self._state.known
         if not belief.resident[Tag.WEIGHT]:
             raise EngineFailed("commit: the weights are asleep; wake them first")
-        self._write(ready.path, deadline)
+        self._write(now, ready.path, deadline)
         remote = staged.source is not None and ready.path is not None and "://" in staged.source
         source = "" if ready.path is None else str(ready.path)
         self.discard(staged)
-        self._state.change(belief.life, lambda old: old.loaded(staged.version, None if remote else source))
+        self._state.change(now.life, lambda old: old.loaded(staged.version, None if remote else source))
         if cache != "keep" and belief.resident[Tag.KV_CACHE]:
             self._reset(deadline)
-        self.mark(staged.version, belief.life, deadline)
+        self.mark(staged.version, now.life, deadline)
 
     def restore(self, deadline: Deadline) -> None:
         """Loads the committed version again, into memory that holds nothing."""
-        belief = self._state.belief()
+        belief = self._state.known
         if belief.source is None or belief.version is None:
             raise EngineFailed("wakeup: the source of the committed weights is not known; update the weights")
         try:
@@ -116,14 +115,17 @@ class VllmWeights:
         if self._state.labelled:
             self._api.label(label, Span(min(max(deadline.remaining(), 1.0), LABEL_S)))
 
-    def _write(self, path: Path | None, deadline: Deadline) -> None:
-        life, before = self._state.belief().life, self._state.inspect().version
-        self.mark(MIXED, life, deadline)
+    def unmark(self, now: Now, deadline: Deadline) -> None:
+        """Nothing was written after all: the weights are again what they were."""
+        self._state.change(now.life, lambda old: replace(old, weights=now.belief.weights, version=now.belief.version))
+        self.mark(now.found.version or EMPTY, now.life, deadline)
+
+    def _write(self, now: Now, path: Path | None, deadline: Deadline) -> None:
+        self.mark(MIXED, now.life, deadline)
         try:
             self._api.reload(None if path is None else str(path), deadline)
         except (EngineRefused, Unsupported, EngineUnreachable) as error:  # refused, or never sent
-            self._state.change(life, lambda old: replace(old, weights="valid" if before else "empty"))
-            self.mark(before or EMPTY, life, deadline)
+            self.unmark(now, deadline)
             raise EngineFailed(f"commit: {error}") from error
         except (EngineFailed, EngineUnknown) as error:
             raise EngineTainted(f"commit: {error}; the weights may be mixed") from error

@@ -32,6 +32,11 @@ class Faults:
     def release(self) -> None:
         self.hold.clear()
 
+    def clear(self) -> None:
+        for one in (self.cut, self.hold, self.answer, self.calls):
+            one.clear()
+        self.token = None
+
     def count(self, path: str) -> int:
         return sum(call.partition("?")[0].endswith(f" {path}") for call in self.calls)
 
@@ -45,6 +50,10 @@ class Running:
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self.boot(app)
+
+    @property
+    def alive(self) -> bool:
+        return self._server is not None and self._thread is not None and self._thread.is_alive()
 
     @property
     def url(self) -> str:
@@ -63,12 +72,17 @@ class Running:
         self._thread.start()
         wait_until(lambda: server.started, 30.0, "the stand-in serves")
 
+    def leave(self) -> None:
+        """Ends without waiting for it: at the end of a test."""
+        if self._server is not None:
+            self._server.force_exit = self._server.should_exit = True
+        self.faults.release()
+
     def kill(self) -> None:
         """Ends at once, whatever runs."""
         if self._server is None or self._thread is None:
             return
-        self._server.force_exit = self._server.should_exit = True
-        self.faults.release()
+        self.leave()
         self._thread.join(30.0)
         assert not self._thread.is_alive()
         self._server = None

@@ -50,7 +50,7 @@ def running() -> Iterator[Running]:
 
     server = Running(app)
     yield server
-    server.kill()
+    server.leave()
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_lost_answer_is_resolved_by_the_state(
         return None if proof is None else server.look("/done").field("count") == 1
 
     def attempt() -> None:
-        resolved(lambda: server.call("POST", "/do", Left()), happened, lambda: "one")
+        resolved(lambda: server.call("POST", "/do", Left()), happened, lambda: "one", "one")
 
     if outcome is None:
         attempt()
@@ -206,15 +206,14 @@ def test_a_late_call_may_still_happen(running: Running) -> None:
     server = EngineServer(running.url)
     running.faults.hold.add("/do")
     with pytest.raises(EngineUnknown):
-        resolved(lambda: server.call("POST", "/do", Left(0.05)), lambda: False, lambda: "one")
+        resolved(lambda: server.call("POST", "/do", Left(0.05)), lambda: False, lambda: "one", "one")
 
 
 def test_an_effect_on_a_lost_life_is_lost(running: Running) -> None:
-    lives = iter(("one", "two"))
     running.faults.cut["/do"] = "after"
     server = EngineServer(running.url)
     with pytest.raises(EngineFailed, match="restarted"):
-        resolved(lambda: server.call("POST", "/do", Left()), lambda: True, lambda: next(lives))
+        resolved(lambda: server.call("POST", "/do", Left()), lambda: True, lambda: "two", "one")
 
 
 def test_identity_follows_the_boot_fact(running: Running) -> None:
