@@ -83,8 +83,7 @@ class Env:
     def room_bytes(self) -> int:
         """What the file may grow to: the map, or less where the disk has less. Any thread may ask."""
         try:
-            held = (self.path / _FILES[0]).stat().st_blocks * 512
-            return min(self.map_bytes, held + shutil.disk_usage(self.path).free)
+            return min(self.map_bytes, file_bytes(self.path) + shutil.disk_usage(self.path).free)
         except FileNotFoundError:  # wiped in the meantime
             return self.map_bytes
 
@@ -107,6 +106,14 @@ class Env:
             self._closed = True
             self._changed.wait_for(lambda: self._readers == 0)
         self._env.close()
+
+
+def file_bytes(path: Path) -> int:
+    """What the file of an environment takes of the disk; 0 where there is none."""
+    try:
+        return (path / _FILES[0]).stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def wipe(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from moebus.broker.errors import BrokerUnavailable, OffsetOutOfRange
@@ -11,6 +12,8 @@ from moebus.broker.ports import Broker, LogReader, LogRecord, TopicPartition
 from moebus.consumers.dead_letters import DeadLetters
 from moebus.consumers.store.ahead import ReadAhead
 from moebus.consumers.store.blobs.port import Blobs
+from moebus.consumers.store.disk import DiskShares
+from moebus.consumers.store.fullness import Stops
 from moebus.consumers.store.ingest import Outcome
 from moebus.consumers.store.options import StoreOptions
 from moebus.consumers.store.partition import Guard, Partition, StoreFull
@@ -24,7 +27,6 @@ from moebus.schemas.record import Clear, Delete
 _log = get_logger(__name__)
 _POLL = 0.2
 _TEND = 1.0
-_RESUME_BELOW = 0.9
 _HEAL_EVERY = 60.0
 _BATCH_RECORDS = 64
 _LINGER = 0.002
@@ -62,7 +64,7 @@ class Follower:
         self._reader: LogReader = broker.reader("moebus-store")
         self._ahead = ReadAhead(lambda: broker.reader("moebus-store-ahead"), source.topic)
         self._blobs = blobs
-        self._stopped_at: dict[int, float] = {}
+        self._stops = Stops()
         self._healed_at: dict[int, float] = {}
         self._dirty_since: float | None = None
         self._tended = clock.monotonic()
@@ -94,11 +96,13 @@ class Follower:
             return
         for record in records:
             self._take(record)
-        if self._patience() <= 0 or self._too_large() or (awaited and not records):
+            if self._too_large():
+                self.commit()
+        if self._patience() <= 0 or (awaited and not records):
             self.commit()
         if self._clock.monotonic() - self._tended >= _TEND:
             self._tend()
-        if self._stopped_at:
+        if self._stops.standing:
             self._make_room()
 
     def commit(self) -> None:
@@ -117,12 +121,14 @@ class Follower:
         if found is None:
             return False
         rules = self._options.rules_for(found.total)
-        for number in found.numbers:
-            path = self._folder / self._source.topic / f"{number:05d}"
-            options = self._options
+        options = self._options
+        paths = {number: self._folder / self._source.topic / f"{number:05d}" for number in found.numbers}
+        shares = DiskShares(paths, options.map_bytes)
+        for number, path in paths.items():
             partition = Partition(
-                number, path, found.guard, rules, options.map_bytes, options.sync, self._blobs(number)
-            )
+                number, path, found.guard, rules, options.map_bytes, options.sync, self._blobs(number),
+                partial(shares.room, number),
+            )  # fmt: skip
             if partition.next_offset is None:
                 partition.skip_to(found.starts[number])
             self.partitions[number] = partition
@@ -134,7 +140,7 @@ class Follower:
 
     def _take(self, record: LogRecord) -> None:
         number, partition = record.partition, self.partitions[record.partition]
-        if number in self._stopped_at:
+        if number in self._stops.standing:
             return
         try:
             outcome = partition.apply(record.offset, record.value, max(0, record.timestamp_ms))
@@ -165,17 +171,20 @@ class Follower:
         except StoreFull as error:
             self._stop_ingest(number, partition, error)
             return
+        if self._stops.passed(number, partition.next_offset or 0):
+            self._resumed(number)
         self._progress.advance(number, partition.next_offset or 0)
         self._recorder.committed(number, batch, partition.figures(), self._clock.monotonic() - began)
 
     def _patience(self) -> float:
         """Seconds that the open batch may still wait."""
         if self._dirty_since is None:
-            return 0.02 if self._stopped_at else _POLL
+            return 0.02 if self._stops.standing else _POLL
         return max(0.0, self._dirty_since + self._options.commit_interval - self._clock.monotonic())
 
     def _too_large(self) -> bool:
-        return any(p.batch_bytes >= self._options.batch_bytes for p in self.partitions.values())
+        most = self._options.batch_bytes
+        return any(p.batch_bytes >= min(most, p.batch_limit) for p in self.partitions.values())
 
     def _tend(self) -> None:
         self._tended = self._clock.monotonic()
@@ -201,10 +210,10 @@ class Follower:
 
     def _stop_ingest(self, number: int, partition: Partition, error: StoreFull) -> None:
         """Full: the partition stands at the record that did not fit; deletes behind it may make room."""
-        if number not in self._stopped_at:
+        offset, figures = partition.next_offset or 0, partition.figures()
+        now = self._clock.monotonic()
+        if self._stops.stop(number, offset, figures.used_bytes, figures.room_bytes, lost=error.lost, now=now):
             _log.error("store.full", f"partition {number} takes nothing in: {error}", partition=number)
-        # A batch that was lost says that pages were missing below the limit too: there, try again only after a while.
-        self._stopped_at[number] = self._clock.monotonic() if error.lost else float("-inf")
         self._progress.full(number, str(error))
         self._recorder.stopped(number, True)
         if partition.dirty:
@@ -216,13 +225,12 @@ class Follower:
 
     def _make_room(self) -> None:
         self._ahead.step(self._take_away)
-        for number in list(self._stopped_at):
+        for number in list(self._stops.standing):
             partition = self.partitions[number]
             more = self._tidy(number, partition)
-            figures = partition.figures()
-            waited = self._clock.monotonic() - self._stopped_at[number] >= _TEND
-            roomy = figures.used_bytes < _RESUME_BELOW * figures.room_bytes
-            if not more and waited and roomy and partition.blobs.trouble() is None:
+            held, now = partition.figures(), self._clock.monotonic()
+            may = self._stops.may_resume(number, held.used_bytes, held.room_bytes, now)
+            if not more and may and partition.blobs.trouble() is None:
                 self._resume(number)
 
     def _take_away(self, number: int, record: Delete | Clear, spare: frozenset[bytes]) -> None:
@@ -235,12 +243,16 @@ class Follower:
         self._commit_one(number, partition)
 
     def _resume(self, number: int) -> None:
-        _log.info("store.resumed", f"partition {number} takes records in again", partition=number)
-        del self._stopped_at[number]
+        if self._stops.resume(number):
+            self._resumed(number)
         self._ahead.end(number)
+        self._reader.resume([self._tp(number)])
+
+    def _resumed(self, number: int) -> None:
+        if self._stops.say_resumed(number):
+            _log.info("store.resumed", f"partition {number} takes records in again", partition=number)
         self._progress.full(number, None)
         self._recorder.stopped(number, False)
-        self._reader.resume([self._tp(number)])
 
     def _heal(self) -> None:
         """What a reader found missing or unreadable comes again from the log; not over and over where a disk is bad."""
@@ -262,8 +274,10 @@ class Follower:
             return
         positions = {self._tp(n): self._reader.position(self._tp(n)) for n in self.partitions}
         for number, tp in zip(numbers, tps, strict=True):
-            if number in self._stopped_at:
+            if number in self._stops.standing:
                 self._resume(number)
+            self._stops.forget(number)
+            self._resumed(number)
             partition = self.partitions[number]
             partition.rebuild(guard)
             partition.skip_to(starts[tp])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,9 +89,11 @@ class Partition:
         map_bytes: int,
         sync: bool = True,
         blobs: Blobs | None = None,
+        room: Callable[[], int] | None = None,
     ) -> None:
         """Opens what is there; data of another log, of another format or with its blobs elsewhere is removed and read
-        again. `blobs`: where the bytes lie, default LMDB.
+        again. `blobs`: where the bytes lie, default LMDB. `room()`: bytes that its file may grow to, default what the
+        disk leaves of the map.
 
         Raises:
             SettingsError: the folder cannot be used.
@@ -109,7 +111,8 @@ class Partition:
         self.damaged: str | None = None
         """What a reader found missing or unreadable; the one that writes rebuilds."""
         self.env = Env(path, map_bytes, sync=sync)
-        self._room = self.env.room_bytes()
+        self._share = room
+        self._room = self._ask_room()
         self._meta = self._load(guard)
         self.next_offset = self._meta.next_offset
         self._used = self._measure()
@@ -159,9 +162,14 @@ class Partition:
     def batch_bytes(self) -> int:
         return self._batch.bytes
 
+    @property
+    def batch_limit(self) -> int:
+        """Bytes that an open batch may have: pages it takes must not be those that deletes will need."""
+        return max(1, int(self._room * RESERVE / 2))
+
     def figures(self) -> Figures:
         meta = self._meta
-        room = self.env.room_bytes()
+        room = self._ask_room()
         return Figures(meta.next_offset, meta.now_ms, meta.whole, self._used, self._map_bytes, room)
 
     def runs(self, limit: int = 100) -> list[RunFigures]:
@@ -186,7 +194,7 @@ class Partition:
         """
         size = len(value or b"")
         if not _frees(value) and self._level(size) > 1 - RESERVE:
-            raise StoreFull(f"{self._used} of {self._room} bytes are in use", lost=False)
+            raise StoreFull(self._fill(), lost=False)
         with self._guarded() as ingest:
             outcome = ingest.apply(value, now_ms)
         if outcome.fence is not None:
@@ -307,7 +315,14 @@ class Partition:
         self._ingest = None
         self._batch = Batch()
         self._pending = ()
-        self._room = self.env.room_bytes()
+        self._room = self._ask_room()
+
+    def _ask_room(self) -> int:
+        return self.env.room_bytes() if self._share is None else self._share()
+
+    def _fill(self) -> str:
+        of = "its map" if self._room >= self._map_bytes else "its share of the disk"
+        return f"{self._used} of the {self._room} bytes of {of} are in use"
 
     def _due(self, tables: Tables, now_ms: int) -> bool:
         rules = self._rules

@@ -126,9 +126,10 @@ class RouteStore:
         """Why it cannot do all of its work now (for `/readyz`); None when it can."""
         if self._failure is not None:
             return self._failure[1]
-        full = [f"partition {n} takes nothing in: {lag.full}" for n, lag in self.progress.lags().items() if lag.full]
+        lags = sorted(self.progress.lags().items())
+        full = "; ".join(f"partition {number} takes nothing in: {lag.full}" for number, lag in lags if lag.full)
         trouble = f"blobs: {self._keeper.trouble}" if self._keeper is not None and self._keeper.trouble else None
-        return self.progress.unready() or (full[0] if full else trouble)
+        return full or self.progress.unready() or trouble  # what is full falls behind
 
     def find(self, question: Question) -> Answer:
         """See `Answers.find`."""

@@ -60,7 +60,7 @@ def test_restart_goes_on_at_the_stored_offset(rig: Rig) -> None:
         np.testing.assert_array_equal(read(store, "b"), second.routes)
         assert rig.metrics.value("moebus_store_records_total", kind="end", outcome="completed") == 1
         assert rig.metrics.value("moebus_store_records_total", kind="chunk", outcome="stored") == 0
-        assert rig.metrics.value("moebus_store_rollouts") == 2
+        wait_until(lambda: rig.metrics.value("moebus_store_rollouts") == 2, what="the gauge, set after the commit")
 
 
 def test_what_was_not_committed_is_read_again_once(rig: Rig) -> None:
