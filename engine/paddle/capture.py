@@ -164,8 +164,20 @@ class RouteCapture:
         valid = self._generation[slots] == generation
         return CapturedRows(self._buffer[slots], valid, self._recorded[slots], self._version[slots])
 
-    def restore_rows(self, slots: Ints, generation: int, rows: CapturedRows) -> None:
-        """Puts a block's rows into other slots; those that were not valid are not valid there either."""
+    def rows_of(self, ids: RouteArray | None, versions: Sequence[str]) -> CapturedRows:
+        """Rows that come from elsewhere, with the version of each; None: computed while capture was suspended."""
+        index = {version: self.version_index(version) for version in set(versions)}
+        everything = np.ones(len(versions), dtype=np.bool_)
+        return CapturedRows(
+            np.zeros(self.card.shape(len(versions)), self.card.dtype) if ids is None else ids,
+            everything,
+            everything if ids is not None else ~everything,
+            np.asarray([index[version] for version in versions], dtype=np.int32),
+        )
+
+    def restore_rows(self, slots: Ints, generation: int | Ints, rows: CapturedRows) -> None:
+        """Puts rows into other slots, of blocks of `generation`; those that were not valid are not valid there
+        either."""
         self.flush()
         self._buffer[slots] = rows.ids
         self._generation[slots] = np.where(rows.valid, generation, 0)
@@ -186,19 +198,21 @@ class RouteCapture:
         return routes, spans
 
     def gather_recorded(
-        self, block_table: Sequence[int], generations: Sequence[int], rows: int
+        self, block_table: Sequence[int], generations: Sequence[int], rows: int, start: int = 0
     ) -> tuple[RouteArray | None, Spans]:
-        """As `gather`; None for the routes where capture was suspended for any of the rows.
+        """As `gather`, of rows `start` to `rows`; None for the routes where capture was suspended for any of them.
 
         Raises:
             RouteMissing: as `gather`, for rows that are not there.
         """
         self.flush()
-        slots = sequence_slots(block_table, rows, self._block_size)
-        wanted = np.repeat(np.asarray(generations, dtype=np.int64), self._block_size)[:rows]
+        slots = sequence_slots(block_table, rows, self._block_size)[start:]
+        wanted = np.repeat(np.asarray(generations, dtype=np.int64), self._block_size)[start:rows]
         bad = np.flatnonzero(self._generation[slots] != wanted)
         if len(bad):
-            raise RouteMissing(f"routes: {len(bad)} of {rows} rows were not captured, the first is row {bad[0]}")
+            raise RouteMissing(
+                f"routes: {len(bad)} of {rows} rows were not captured, the first is row {start + bad[0]}"
+            )
         spans = version_spans([self._versions[index] for index in self._version[slots]])
         return (self._buffer[slots] if self._recorded[slots].all() else None), spans
 

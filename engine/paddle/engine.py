@@ -16,10 +16,12 @@ from moebus.engine.paddle.calls import enter_all, wait_all
 from moebus.engine.paddle.capture import RouteCapture
 from moebus.engine.paddle.config import TINY, ModelConfig
 from moebus.engine.paddle.device import default_device
+from moebus.engine.paddle.handover import Handover
 from moebus.engine.paddle.kvcache import KVCache
 from moebus.engine.paddle.residency import Committed, WeightMemory
 from moebus.engine.paddle.runner import Runner
 from moebus.engine.paddle.scheduler import Scheduler
+from moebus.engine.paddle.split import Split
 from moebus.engine.paddle.swap import BlockSwap, HostBlock
 from moebus.engine.paddle.tiers import CacheTiers
 from moebus.engine.paddle.weights import Arrays, weights_digest
@@ -105,6 +107,7 @@ class PaddleEngine:
         runner = Runner(config, weights, self._cache, self._tiers.pool, self._capture, self_check=self_check)
         self._scheduler = Scheduler(runner, self._tiers, self._capture, self._admission, config, self._on_step)
         self._scheduler.usable = self._usable
+        self._split = Split(config, weights, self._cache, self._capture, self._tiers, self._admission, self._scheduler)
 
     @classmethod
     def create(
@@ -192,12 +195,48 @@ class PaddleEngine:
             As `generate`; where one fails, the first failure, after all have ended.
         """
         for prompt in prompts:
-            check_prompt(prompt, self.config.vocab_size, min(self.config.max_position, self.config.num_slots))
+            self._check(prompt)
         with self._admission.changed:  # in one go, so that a shutdown meets all of a request or nothing
             requests = enter_all(self._admission, prompts, self.config.eos_token_ids)
             for request in requests:
                 self._scheduler.submit(request)
         return wait_all(self._admission, requests, timeout)
+
+    def prefill(self, prompt: Prompt, timeout: float) -> Handover:
+        """Computes the prompt and samples the first token (none with `max_tokens` 0), for an engine elsewhere that goes
+        on. `on_token` sees that one token here.
+
+        Raises:
+            As `generate`.  PrefillAborted: before there was anything to hand over.
+        """
+        self._check(prompt)
+        return self._split.prefill(prompt, timeout)
+
+    def decode(self, handover: Handover, prompt: Prompt, timeout: float) -> Generation:
+        """Goes on where `prefill` of the same prompt ended, in another engine of the same model and weights: what it
+        returns is what one engine would. `on_token` sees every token, the first one too.
+
+        Raises:
+            As `generate`.  HandoverRefused: damaged, or of another prompt, model or weight version; nothing was done.
+        """
+        self._check(prompt)
+        return self._split.decode(handover, prompt, timeout)
+
+    def _check(self, prompt: Prompt) -> None:
+        check_prompt(prompt, self.config.vocab_size, min(self.config.max_position, self.config.num_slots))
+
+    def suspend_capture(self) -> None:
+        """From the next step on no routes are recorded (a round that nobody replays): requests that run meanwhile have
+        `routes` None. Weight versions of rows are."""
+        with self._scheduler.device_lock:
+            self._capture.suspended = True
+
+    def resume_capture(self) -> None:
+        """Undoes `suspend_capture`, and drops the prefix cache: blocks of that time have no routes."""
+        with self._scheduler.device_lock:
+            if self._capture.suspended:
+                self._capture.suspended = False
+                self._tiers.reset(self._weights.committed.version)
 
     def abort_requests(self, ids: Sequence[str] | None) -> list[str]:
         self.hook("abort_requests", "all" if ids is None else ",".join(ids), None)

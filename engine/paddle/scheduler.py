@@ -106,7 +106,17 @@ class Scheduler:
             left = self._prefill([one for one in self.lineup.running if one.pending > 1], self._chunk)
             crowded = self.lineup.preemptions > before  # who just gave up its blocks would take them back at once
             while left > 0 and not crowded and (new := self.lineup.admit()) is not None:
+                if self._taken_over(new):
+                    continue
                 left = self._prefill([new], left)
+
+    def _taken_over(self, sequence: Sequence) -> bool:
+        """Whether nothing is left of it to prefill: another engine has done that. It may end at once."""
+        if not sequence.untold:
+            return False
+        sequence.take_given(self._tiers)
+        self._go_on(sequence, sequence.tell_last)
+        return sequence.done.is_set() or sequence.pending <= 1
 
     def _decode(self) -> None:
         """One token of every sequence that needs no more to sample the next."""
@@ -146,13 +156,18 @@ class Scheduler:
         sequence.register_full_blocks(self._tiers.pool)
         if sequence.pending:
             return
-        reason: FinishReason | None = "length"
         if sequence.prompt.max_tokens:
-            try:
-                reason = sequence.add(*sample(logits, sequence.prompt, sequence.sampled))
-            except EngineFailed as error:
-                self._end(sequence, error=error)
-                return
+            self._go_on(sequence, lambda: sequence.add(*sample(logits, sequence.prompt, sequence.sampled)))
+        else:
+            self._end(sequence, "length")
+
+    def _go_on(self, sequence: Sequence, step: Callable[[], FinishReason | None]) -> None:
+        """Takes a step that says why the sequence ends, if it does."""
+        try:
+            reason = step()
+        except EngineFailed as error:
+            self._end(sequence, error=error)
+            return
         if reason is not None:
             self._end(sequence, reason)
 
@@ -173,8 +188,12 @@ class Scheduler:
         if error is None:
             try:
                 sequence.result = sequence.outcome(reason, self._capture)
+                if sequence.at_end is not None and reason != "abort":
+                    sequence.at_end(sequence)
             except EngineFailed as failure:
                 sequence.error = failure
+            except Exception as failure:  # of a device that is asked for what was computed
+                sequence.error = _step_failed(failure)
         self.drafted += sequence.drafted
         self.accepted += sequence.accepted
         self.lineup.remove(sequence)

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from moebus.engine.admission import Ticket
 from moebus.engine.paddle.blocks import BlockPool, chain_key
 from moebus.engine.paddle.capture import RouteCapture, RouteMissing
-from moebus.engine.paddle.tiers import CacheTiers
+from moebus.engine.paddle.tiers import CacheTiers, Taken
 from moebus.engine.port import FinishReason, Generation, Prompt
 from moebus.engine.prompts import route_rows, tell_token
 from moebus.engine.spans import row_versions, version_spans
 from moebus.schemas.dtypes import RouteArray
+
+_log = logging.getLogger(__name__)
+
+
+class Given(Protocol):
+    """A prompt's keys, values and rows from another engine. `may_be_shared`: its blocks may serve other requests, while
+    the prefix cache is of `epoch`."""
+
+    epoch: int
+    may_be_shared: bool
+
+    def agrees(self, blocks: Many[int], generations: Many[int], positions: int) -> bool:
+        """Whether these blocks, found in the cache, hold the same routes and versions for that many positions."""
+        ...
+
+    def write(self, blocks: Many[int], generations: Many[int], start: int) -> None:
+        """Positions `start` to the prompt's end into `blocks`."""
+        ...
 
 
 @dataclass(eq=False)
 class Sequence:
     """`tokens`: prompt and sampled ones. `computed`: positions whose keys and values are in the cache. `blocks` and
     their `generations`: enough for all of `tokens` while it runs. `leader`: a request of the same prompt that goes
-    first, so that this one finds it in the cache. `proposed`: tokens by position that a draft layer expects."""
+    first, so that this one finds it in the cache. `proposed`: tokens by position that a draft layer expects. `given`:
+    what another engine computed of it; `untold`: its first token came from there and `on_token` has not seen it.
+    `at_end`: called when it ends well, while its blocks are still held."""
 
     prompt: Prompt
     ticket: Ticket
@@ -45,7 +67,11 @@ class Sequence:
     _epoch: int = -1
     _kept: list[RouteArray] = field(default_factory=list)
     _kept_versions: list[str] = field(default_factory=list)
+    _unrecorded: bool = False
     _lost: RouteMissing | None = None
+    given: Given | None = None
+    untold: bool = False
+    at_end: Callable[[Sequence], None] | None = None
 
     @classmethod
     def of(cls, prompt: Prompt, ticket: Ticket, eos: Many[int] = ()) -> Sequence:
@@ -81,12 +107,38 @@ class Sequence:
         taken = tiers.take(self.tokens, len(self.tokens))
         if taken is None:
             return False
+        self._take(taken, tiers)
+        given = self.given
+        if given is None or not self.computed or given.agrees(self.blocks, self.generations, self.computed):
+            return True
+        self.release(tiers.pool)  # what was handed over is what its first token was sampled by
+        taken = tiers.take(self.tokens, len(self.tokens), cached=False)
+        if taken is not None:
+            self._take(taken, tiers)
+        return taken is not None
+
+    def _take(self, taken: Taken, tiers: CacheTiers[Any]) -> None:
         self.blocks = taken.blocks
-        self.generations = [tiers.pool.generation(block) for block in self.blocks]
+        self.generations = tiers.pool.generations(np.asarray(self.blocks, dtype=np.int64)).tolist()
         self.computed = len(taken.keys) * tiers.block_size
         self.cached = self.computed if self.cached is None else self.cached  # the first start is what counts
         self._keys, self._epoch = taken.keys, tiers.pool.epoch
-        return True
+
+    def take_given(self, tiers: CacheTiers[Any]) -> None:
+        """Once it has started: what another engine computed goes into the blocks that the cache did not have. Where it
+        cannot, it is computed here."""
+        given, self.given = self.given, None
+        if given is None or self.computed >= self.prompt_tokens:
+            return
+        try:
+            given.write(self.blocks, self.generations, self.computed)
+        except Exception as error:  # whatever a device raises
+            _log.warning("what was handed over for %r is computed again: %s", self.prompt.request_id, error)
+            return
+        self.computed = self.prompt_tokens
+        if not given.may_be_shared or given.epoch != tiers.pool.epoch:
+            self._epoch = -1
+        self.register_full_blocks(tiers.pool)
 
     def grow(self, pool: BlockPool) -> bool:
         """Takes a block where the last token needs one; False where there is none."""
@@ -125,7 +177,15 @@ class Sequence:
         self.accepted += expected == token
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        tell_token(self.prompt, token, logprob)
+        return self.tell_last()
+
+    def tell_last(self) -> FinishReason | None:
+        """Tells `on_token` the last token; returns why the sequence ends, if it does."""
+        self.untold = False
+        if not self.sampled:
+            return "length"
+        token = self.tokens[-1]
+        tell_token(self.prompt, token, self.logprobs[-1])
         if token in self.stops:
             return "stop"
         return "length" if self.sampled >= self.prompt.max_tokens else None
@@ -141,12 +201,23 @@ class Sequence:
     def _take_rows(self, capture: RouteCapture, rows: int) -> None:
         have = len(self._kept_versions)
         if rows > have:
-            routes, versions = capture.gather(self.blocks, self.generations, rows)
-            self._kept.append(routes[have:])
-            self._kept_versions += row_versions(versions, rows)[have:]
+            routes, versions = capture.gather_recorded(self.blocks, self.generations, rows, have)
+            self.keep(routes, row_versions(versions, rows - have))
+
+    def keep(self, routes: RouteArray | None, versions: Many[str]) -> None:
+        """Its next rows, with the version of each; None: they were computed while capture was suspended."""
+        if routes is None:
+            self._unrecorded = True
+        else:
+            self._kept.append(routes)
+        self._kept_versions += versions
+
+    def routes(self, capture: RouteCapture, rows: int) -> RouteArray | None:
+        """The first `rows` rows of those it has; None where capture was suspended for one of them."""
+        return None if self._unrecorded else np.concatenate([capture.no_rows(), *self._kept])[:rows]
 
     def outcome(self, reason: FinishReason, capture: RouteCapture) -> Generation:
-        """The result; the blocks are still held.
+        """The result; the blocks are still held. Routes are None where capture was suspended for one of its rows.
 
         Raises:
             RouteMissing
@@ -155,14 +226,13 @@ class Sequence:
             raise self._lost
         rows = route_rows(self.prompt_tokens, self.sampled, prefilled=self.prefilled)
         self._take_rows(capture, rows)
-        routes = np.concatenate([capture.no_rows(), *self._kept])[:rows]
         return Generation(
             request_id=self.prompt.request_id,
             prompt_tokens=self.prompt_tokens,
             token_ids=np.asarray(self.tokens[self.prompt_tokens :], dtype=np.int64),
             logprobs=np.asarray(self.logprobs, dtype=np.float32),
             finish_reason=reason,
-            routes=routes if self.prompt.capture_routes else None,
+            routes=self.routes(capture, rows) if self.prompt.capture_routes else None,
             versions=version_spans(self._kept_versions[:rows]),
             cached_tokens=self.cached or 0,
         )

@@ -111,10 +111,10 @@ class CacheTiers(Generic[T]):
     def block_size(self) -> int:
         return self.pool.block_size
 
-    def take(self, tokens: Sequence[int], positions: int) -> Taken | None:
-        """Blocks for `positions` positions of a sequence that begins with `tokens`, as many of them cached as can be;
-        None, and nothing taken, where there are too few now."""
-        device, keys, host = self._find(tokens)
+    def take(self, tokens: Sequence[int], positions: int, *, cached: bool = True) -> Taken | None:
+        """Blocks for `positions` positions of a sequence that begins with `tokens`, as many of them cached as can be
+        (none without `cached`); None, and nothing taken, where there are too few now."""
+        device, keys, host = self._find(tokens if cached else ())
         self.pool.use(device)
         fresh = self.pool.allocate(-(-positions // self.block_size) - len(device))
         if fresh is None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 
 import numpy as np
 
-from moebus.engine.paddle import ModelConfig, PaddleEngine
+from moebus.engine.paddle import Handover, ModelConfig, PaddleEngine
 from moebus.engine.port import Generation, Prompt
 from moebus.engine.prompts import choices
+from tests.support.background import Background
 from tests.support.exact import check_exact
 from tests.support.generate import random_prompts, whole
 from tests.support.wait import wait_until
@@ -134,6 +136,36 @@ def many_turns(turn: int) -> Report:
     return report
 
 
+def split(turn: int) -> Report:
+    """Prompts are prefilled in one engine and decoded in another, each handed over as bytes; some begin with what one
+    of the engines or both have in their caches."""
+    report = Report()
+    with engine_of() as first, engine_of(block_size=16, num_blocks=256) as second:
+        heads = prompts_of(6, (40, 80), turn)
+        for round_of in range(3):
+            asked = [replace(p, token_ids=p.token_ids[: len(p.token_ids) - 8 * (2 - round_of)]) for p in heads]
+            if round_of == 1:
+                second.reset_cache()
+            handed = [handed_over(first.prefill(one, TIMEOUT)) for one in asked]
+            calls = [_decoding(second, *both) for both in zip(handed, asked, strict=True)]
+            results = [call.result(TIMEOUT) for call in calls]
+            report.compared += check_exact(second, asked, results)
+            report.seen += sum(len(one.token_ids) for one in handed)
+    return report
+
+
+def _decoding(engine: PaddleEngine, handover: Handover, prompt: Prompt) -> Background[Generation]:
+    return Background(lambda: engine.decode(handover, prompt, TIMEOUT))
+
+
+def handed_over(handover: Handover) -> Handover:
+    """What arrives at the other end."""
+    stream = BytesIO()
+    handover.write_to(stream)
+    stream.seek(0)
+    return Handover.read_from(stream)
+
+
 def all_at_once(turn: int) -> Report:
     """Chunks, preemption, both tiers of the cache and choices, in one engine under pressure."""
     report = Report()
@@ -154,6 +186,7 @@ CASES: dict[str, Case] = {
     "CPU swap": cpu_swap,
     "preemption": preemption,
     "chunked prefill": chunked_prefill,
+    "prefill / decode": split,
     "n = 4": four_choices,
     "many turns": many_turns,
     "all at once": all_at_once,
