@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from starlette.routing import BaseRoute
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from moebus.broker.ports import Broker
 from moebus.cli._service import Service, Work
 from moebus.consumers.control import ControlWorkerHost, WorkerSpec
 from moebus.consumers.generate import generate_route
-from moebus.engine.port import GeneratingEngine
+from moebus.engine.http import ServerEngine
+from moebus.engine.port import Engine, GeneratingEngine
 from moebus.producers.routing import RoutingPublisher
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.model_card import ModelCard
@@ -16,31 +22,39 @@ from moebus.schemas.model_card import ModelCard
 _CLOSE_SECONDS = 5.0
 
 
-class WorkerService:
-    """One engine, its control worker, and the publisher of its routes."""
+class Side(Protocol):
+    """What a worker has beside its control loop, by the kind of its engine."""
 
-    def __init__(
-        self,
-        service: Service,
-        engine: GeneratingEngine,
-        card: ModelCard,
-        worker_id: str,
-        labels: dict[str, str],
-        run: str,
-    ) -> None:
+    @property
+    def engine(self) -> Engine: ...
+
+    def routes(self) -> list[BaseRoute]: ...
+
+    def open(self, broker: Broker) -> None:
+        """Called once the broker answers and its topics are there."""
+        ...
+
+    def trouble(self) -> str | None:
+        """Why the engine does not answer now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """An engine of this process: it takes prompts here, and this process publishes its routes."""
+
+    def __init__(self, service: Service, engine: GeneratingEngine, card: ModelCard, run: str) -> None:
+        self.engine = engine
         self._service = service
-        self._engine = engine
         self._card = card
-        self._worker_id = worker_id
-        self._labels = labels
         self._run = run
         self._publisher: RoutingPublisher | None = None
 
     def routes(self) -> list[BaseRoute]:
-        return [generate_route(self._engine, lambda: self._publisher, self._service.metrics)]
+        return [generate_route(self.engine, lambda: self._publisher, self._service.metrics)]
 
-    def make(self, broker: Broker, url: str) -> Work:
-        """Called once the broker answers and its topics are there."""
+    def open(self, broker: Broker) -> None:
         service = self._service
         self._publisher = RoutingPublisher(
             broker,
@@ -50,21 +64,61 @@ class WorkerService:
             options=service.settings.publisher,
             metrics=service.metrics,
         )
+
+    def trouble(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close(_CLOSE_SECONDS)
+
+
+class Sidecar:
+    """A server of its own: it takes prompts itself, and whoever asks it publishes the routes."""
+
+    def __init__(self, engine: ServerEngine) -> None:
+        self.engine = engine
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route("/v1/generate", self._refuse, methods=["POST"])]
+
+    def _refuse(self, _: Request) -> Response:
+        detail = f"this worker only drives a {self.engine.kind} server; send prompts to {self.engine.url}"
+        return JSONResponse({"error": "Unsupported", "detail": detail}, status_code=501)
+
+    def open(self, broker: Broker) -> None:
+        pass
+
+    def trouble(self) -> str | None:
+        return self.engine.trouble
+
+    def close(self) -> None:
+        pass
+
+
+def make_work(service: Service, side: Side, worker_id: str, labels: dict[str, str]) -> Callable[[Broker, str], Work]:
+    """What `Service.run` calls once the broker is there."""
+
+    def make(broker: Broker, url: str) -> Work:
+        side.open(broker)
+        spec = WorkerSpec(worker_id, side.engine, labels, http=url, trouble=side.trouble)
         host = ControlWorkerHost(
             broker,
             service.topics,
-            [WorkerSpec(self._worker_id, self._engine, self._labels, http=url)],
+            [spec],
             metrics=service.metrics,
             health=service.health,
             heartbeat=service.settings.worker.heartbeat,
         )
-        return _Work(host, self._publisher)
+        return _Work(host, side)
+
+    return make
 
 
 class _Work:
-    def __init__(self, host: ControlWorkerHost, publisher: RoutingPublisher) -> None:
+    def __init__(self, host: ControlWorkerHost, side: Side) -> None:
         self._host = host
-        self._publisher = publisher
+        self._side = side
 
     def start(self) -> None:
         self._host.start()
@@ -78,4 +132,4 @@ class _Work:
     def stop(self) -> None:
         # Commands first: what they end (aborted requests) still publishes routes.
         self._host.stop()
-        self._publisher.close(_CLOSE_SECONDS)
+        self._side.close()

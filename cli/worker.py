@@ -10,7 +10,7 @@ import typer
 
 from moebus.cli._context import settings_of
 from moebus.cli._service import Service, with_http
-from moebus.cli.engines import EngineKind, EngineOptions, make_engine
+from moebus.cli.engines import EngineKind, EngineOptions, check_options, connect_engine, make_engine
 from moebus.observability.parent import exit_with_parent
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.target import check_labels, check_worker_id
@@ -24,8 +24,17 @@ def command(
     run: Annotated[
         str | None, typer.Option("--run", help="Run that the routes belong to (default: the settings').")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of random weights.")] = 0,
-    version: Annotated[str, typer.Option("--version", help="Name of the weights it starts with.")] = "initial",
+    engine_url: Annotated[
+        str | None,
+        typer.Option("--engine-url", help="Of a server (fastdeploy, vllm, sglang): `http://127.0.0.1:8000`."),
+    ] = None,
+    engine_token_file: Annotated[
+        Path | None, typer.Option("--engine-token-file", help="File with the bearer token that the server wants.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of random weights (default 0).")] = None,
+    version: Annotated[
+        str | None, typer.Option("--version", help="Name of the weights it starts with (default `initial`).")
+    ] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="safetensors file or folder to start from.")] = None,
     weight_root: Annotated[
         list[str] | None,
@@ -44,10 +53,18 @@ def command(
 ) -> None:
     """Run a control worker beside an engine until SIGTERM.
 
-    It answers every command whose target matches, serves `/metrics`, `/healthz` and `/readyz`, and takes prompts at
-    `POST /v1/generate`. Without a broker it waits and goes on by itself. Exit code 6: a later worker took over its id.
+    It answers every command whose target matches and serves `/metrics`, `/healthz` and `/readyz`. Without a broker it
+    waits and goes on by itself. Exit code 6: a later worker took over its id.
+
+    Engines in this process (`simulated`, `paddle`) take prompts at `POST /v1/generate`.
+
+    Servers (`fastdeploy`, `vllm`, `sglang`) are driven by their own HTTP API: run one worker beside each, with
+    `--engine-url`. It waits for a server that is not up, `/readyz` red with the reason, and restores one that comes
+    back. Which launch flags a server needs and what it cannot do: docs/engines.
 
     Example: `moebus worker --engine simulated --worker-id w1 --label role=rollout`
+
+    Example: `moebus worker --engine vllm --engine-url http://127.0.0.1:8000 --worker-id v1 --weight-root /ckpt`
     """
     if parent_pid is not None:
         exit_with_parent(parent_pid)
@@ -55,14 +72,22 @@ def command(
     labels = read_labels(label or [])
     settings = with_http(settings_of(ctx, service=True), http_host, http_port)
     roots = tuple(weight_root or settings.worker.weight_roots)
-    built, card = make_engine(EngineOptions(engine, seed, version, weights, model_config, roots))
+    options = EngineOptions(
+        engine, seed, version, weights, model_config, roots, url=engine_url, token_file=engine_token_file
+    )
+    check_options(options)
     # Starlette and the worker are imported here: `moebus --help` must not wait for them.
-    from moebus.cli._worker import WorkerService
+    from moebus.cli._worker import InProcess, Side, Sidecar, make_work
 
     service = Service(f"worker {worker_id}", settings)
-    work = WorkerService(service, built, card, worker_id, labels, run or settings.run)
-    code = service.run(work.make, work.routes())
-    built.close()
+    side: Side
+    if engine.is_server:
+        side = Sidecar(connect_engine(options))
+    else:
+        built, card = make_engine(options)
+        side = InProcess(service, built, card, run or settings.run)
+    code = service.run(make_work(service, side, worker_id, labels), side.routes())
+    side.engine.close()
     if code:
         os._exit(code)  # an engine thread that hangs must not keep a fenced worker alive
 

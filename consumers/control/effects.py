@@ -129,16 +129,23 @@ class Effects:
             code, frozen = Code.PARTIAL if run.short else Code.OK, after.frozen
             return replace(out, code=code, message=run.short, state=replace(run.after, frozen=frozen))
         slept = sum(isinstance(step, Sleep) for step in run.steps)
-        if before.running and slept == len(errors):  # refused: left as it was, unpaused
-            self.engine.resume()
-            after = replace(after, phase=Lifecycle.RUNNING)
         none_done = len(errors) == sum(isinstance(step, (Sleep, Wake)) for step in run.steps) and not run.tags
+        if before.running and slept == len(errors) and self._open_again(errors):  # refused: left as it was, unpaused
+            after = replace(after, phase=Lifecycle.RUNNING)
         code = code_of(errors[0]) if none_done else Code.PARTIAL
         missing = after.missing()
         message = "; ".join(map(str, errors)) + (f"; not resumed: {missing}" if run.after.running and missing else "")
         fault = run.after.fault or after.fault
         after = replace(after, run=run.after.run, fault=fault, transferring=run.after.transferring)
         return replace(out, code=code, message=message, state=after)
+
+    def _open_again(self, errors: list[MoebusError]) -> bool:
+        try:
+            self.engine.resume()
+        except MoebusError as error:
+            errors.append(error)
+            return False
+        return True
 
     def _stopped(self, step: Step, out: Outcome, error: MoebusError) -> Outcome:
         self._log.warning("control.step_failed", str(error), step=type(step).__name__)

@@ -22,6 +22,7 @@ from moebus.consumers.control.recovery import take_over
 from moebus.consumers.control.reporter import WorkerSpec
 from moebus.consumers.control.upkeep import VOID_SPREAD_MS, Seat, Upkeep
 from moebus.consumers.control.worker import Fault, Shared, Worker
+from moebus.engine.port import EngineUnauthorized, EngineUnreachable, Unsupported
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.health import Health
 from moebus.observability.log import get_logger
@@ -276,6 +277,8 @@ class ControlWorkerHost:
             if not members.silent(worker_id, self.broker_clock.now_ms()):
                 seat.worker.reporter.waiting = "another process of this worker still lives"
                 continue
+            if not self._reached(seat):
+                continue
             prior = members.prior(worker_id)
             seat.taken = True
             self._dead_letters()
@@ -283,6 +286,20 @@ class ControlWorkerHost:
         if all(seat.taken for seat in self._seats):
             self._history.clear()
             self._feed.leave_members()
+
+    def _reached(self, seat: Seat) -> bool:
+        """Whether the engine can be driven; it is asked again at every turn until it can."""
+        reporter, engine = seat.worker.reporter, seat.worker.spec.engine
+        try:
+            identity = engine.identity()
+            engine.inspect()
+        except (EngineUnreachable, EngineUnauthorized, Unsupported) as error:
+            if reporter.waiting != str(error):
+                _log.warning("control.engine_awaited", str(error), worker_id=seat.worker.spec.worker_id)
+            reporter.waiting = str(error)
+            return False
+        reporter.engine_id = identity[:128]
+        return True
 
     def _dead_letters(self) -> None:
         """Puts aside what has no readable id, from where the workers of this process take part, before one of them

@@ -9,7 +9,7 @@ from moebus.consumers.control.effects import Effects, behind
 from moebus.consumers.control.log_index import LogIndex
 from moebus.consumers.control.reconcile import Reconciler
 from moebus.consumers.control.reporter import Reporter
-from moebus.engine.port import Capabilities
+from moebus.engine.port import Capabilities, EngineUnreachable
 from moebus.observability.log import get_logger
 from moebus.schemas.responses import Lifecycle
 
@@ -30,6 +30,7 @@ class Keeper:
         self.lost = threading.Event()
         self.same_engine = True
         self.dirty = True
+        self._known = ""
 
     def deadline(self) -> Until:
         """For work that no command gave a deadline."""
@@ -45,6 +46,8 @@ class Keeper:
         except Exception as error:
             self.log.error("control.reconcile_failed", str(error), exc=error)
             reporter.state = behind(reporter.state, f"the engine cannot be reconciled: {error}", None)
+            if isinstance(error, EngineUnreachable):
+                reporter.engine_id = ""  # every heartbeat tries again
         self.dirty, self.same_engine = False, True
         state = reporter.state
         self.log.info("control.reconciled", state.reason or "", lifecycle=str(state.lifecycle), version=state.version)
@@ -67,6 +70,7 @@ class Keeper:
         self.lost.clear()
         self.log.warning("control.engine_lost", "the engine lost its memory")
         self._reporter.shown = Lifecycle.STARTING
+        self._known = self._reporter.engine_id or self._known
         self._reporter.engine_id = ""  # until it says who it is, every heartbeat tries again
         try:
             self._engine.pause("abort", self.deadline())
@@ -74,4 +78,4 @@ class Keeper:
         except Exception as error:
             self.log.error("control.pause_failed", str(error), exc=error)
         self.effects.forget()
-        self.same_engine, self.dirty = False, True
+        self.same_engine, self.dirty = self._reporter.engine_id == self._known, True

@@ -21,7 +21,7 @@ from moebus.consumers.control.lifecycle import (
 from moebus.consumers.control.log_index import Entry, Kind, Update
 from moebus.consumers.control.state_record import from_record
 from moebus.consumers.control.worker import GRACE_MS, Worker
-from moebus.engine.port import Inspection
+from moebus.engine.port import EngineUnreachable, Inspection
 from moebus.schemas.control_args import Method, TransferWeightsArgs
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.members import MemberState
@@ -115,7 +115,7 @@ def _doubtful_decision(worker: Worker, entry: Entry, update: Update, ticket: Tic
     step = Commit(update.offset, update.args)
     old = worker.state.version
     worker.state = replace(worker.state, pending=update.offset, phase=Lifecycle.UPDATING)
-    found = worker.spec.engine.inspect()
+    found = _inspect(worker)
     holds = _holds(found)
     digest = update.args.digest.lower() if update.args.digest else None
     same_digest = digest is None or found.weights_digest in (None, digest)
@@ -133,6 +133,16 @@ def _doubtful_decision(worker: Worker, entry: Entry, update: Update, ticket: Tic
     if mixed and worker.state.fault is Lifecycle.BEHIND:
         worker.state = tainted(worker.state, worker.state.reason or "a commit was cut off")
         worker.reporter.record()
+
+
+def _inspect(worker: Worker) -> Inspection:
+    """Waits for a server that went away meanwhile. Raises Stopped."""
+    while True:
+        try:
+            return worker.spec.engine.inspect()
+        except EngineUnreachable as error:
+            worker.reporter.waiting = str(error)
+            worker.shared.journal.pause(1.0)
 
 
 def _holds(found: Inspection) -> bool:
@@ -206,7 +216,7 @@ def _reset_as_asked(worker: Worker, run: Run) -> None:
 def _doubtful_transfer(worker: Worker, entry: Entry, ticket: Ticket) -> None:
     args = entry.command.args
     assert isinstance(args, TransferWeightsArgs)
-    found = worker.spec.engine.inspect()
+    found = _inspect(worker)
     if args.step == "init":
         _give(worker, ticket, entry.offset, Code.UNKNOWN, "the last process ended during init; init again")
     elif not worker.keeper.same_engine:

@@ -4,13 +4,14 @@ they were taken, whichever thread takes them."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from moebus.broker.ports import Receipt
 from moebus.consumers.control.journal import Journal
 from moebus.consumers.control.lifecycle import State
 from moebus.consumers.control.state_record import to_record
-from moebus.engine.port import Engine, Inspection
+from moebus.engine.port import Engine, EngineUnreachable, Inspection
 from moebus.observability.log import get_logger
 from moebus.schemas.members import MAX_OPS, DoneOperation, MemberOps, MemberState, Operation
 from moebus.schemas.responses import Lifecycle, WorkerState
@@ -22,13 +23,23 @@ _log = get_logger(__name__)
 class WorkerSpec:
     """A worker to host. `http`: address of its page of metrics, shown in members.
 
-    `labels`: what selectors match, at most 384 bytes in all.
+    `labels`: what selectors match, at most 384 bytes in all. `trouble`: why the engine does not answer now, None while
+    it does; asked often, so it must not wait.
     """
 
     worker_id: str
     engine: Engine
     labels: dict[str, str] = field(default_factory=dict)
     http: str | None = None
+    trouble: Callable[[], str | None] = lambda: None
+
+
+def _first_identity(engine: Engine) -> str:
+    """Of an engine whose server has not answered yet: a word for it, replaced at the take-over."""
+    try:
+        return engine.identity()[:128]
+    except EngineUnreachable:
+        return "not reached yet"
 
 
 class Reporter:
@@ -37,7 +48,7 @@ class Reporter:
     def __init__(self, spec: WorkerSpec, boot_id: str, journal: Journal) -> None:
         self.spec = spec
         self.boot_id = boot_id
-        self.engine_id = spec.engine.identity()[:128]
+        self.engine_id = _first_identity(spec.engine)
         self.state = State(phase=Lifecycle.STARTING)
         self.shown: Lifecycle | None = Lifecycle.STARTING
         self.digest: str | None = None
@@ -62,7 +73,8 @@ class Reporter:
     def member(self) -> MemberState:
         """The state of now. Looks at the engine; keeps the last look where it does not answer."""
         self.look()
-        reason = self.state.reason if self.state.fault is not None else self.waiting
+        trouble = self.spec.trouble()
+        reason = self.state.reason if self.state.fault is not None else self.waiting or trouble
         return MemberState(
             kind="worker",
             member_id=self.spec.worker_id,
@@ -78,7 +90,7 @@ class Reporter:
             applied=self.applied,
             operation=self.operation,
             busy_until=self.busy_until,
-            ready=self.ready,
+            ready=self.ready and trouble is None,
             reason=reason[:200] if reason else None,
             desired=to_record(self.state),
             http=self.spec.http,

@@ -49,6 +49,7 @@ class Upkeep:
         dealt with; None while the process leaves."""
         now = self._clock.monotonic()
         if now < self._due:
+            self._look_for_the_lost()
             return
         self._due = now + self._heartbeat
         for seat in self._seats:
@@ -56,10 +57,19 @@ class Upkeep:
                 self._beat(seat, position)
         self._gauges()
 
+    def _look_for_the_lost(self) -> None:
+        """An engine that does not answer is looked for at every turn: it may come back open, with old weights."""
+        for seat in self._seats:
+            if seat.worker.spec.trouble() is not None and seat.worker.taken_over.is_set():
+                self._check(seat)
+
+    def _check(self, seat: Seat) -> None:
+        if not seat.worker.keeper.check():
+            seat.executor.put(lambda: None)  # wakes the thread, which restores the engine first
+
     def _beat(self, seat: Seat, position: int | None) -> None:
         worker = seat.worker
-        if not worker.keeper.check():
-            seat.executor.put(lambda: None)  # wakes the thread, which restores the engine first
+        self._check(seat)
         if position is not None and seat.executor.idle:
             worker.reporter.applied = max(worker.reporter.applied, position)
         if worker.reporter.beat():

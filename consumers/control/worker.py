@@ -186,6 +186,9 @@ class Worker:
         self.answers.give(ticket, code, message, out.result, self.log, phase=phase)
         self.shared.fault("after_response")
         self.finish(ticket, offset, code, method)
+        if code is Code.UNKNOWN:  # it has been answered; the engine is brought to where it was before
+            self.keeper.reconcile(open_traffic=True)
+            self.reporter.record()
         return out
 
     def _begin(self, ticket: Ticket, offset: int, expires_ms: int | None, method: str) -> None:
@@ -311,7 +314,8 @@ class Worker:
             return f"{self.spec.worker_id}: {reporter.waiting}"
         if state.fault is not None:
             return f"{self.spec.worker_id} is {state.fault}: {state.reason}"
-        return None
+        trouble = self.spec.trouble()
+        return None if trouble is None else f"{self.spec.worker_id}: {trouble}"
 
     def settle(self, doubtful: int | None = None) -> None:
         """Stages a pending update again, reconciles, opens, and says so. `doubtful`: offset of what the last process

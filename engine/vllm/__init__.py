@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from moebus.schemas.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from moebus.engine.vllm.engine import VllmEngine as VllmEngine
     from moebus.engine.vllm.routes import RouteStream as RouteStream
     from moebus.engine.vllm.routes import decode_routes as decode_routes
 
 _HOME = {
+    "VllmEngine": "moebus.engine.vllm.engine",
     "RouteStream": "moebus.engine.vllm.routes",
     "decode_routes": "moebus.engine.vllm.routes",
 }
