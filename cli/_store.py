@@ -39,5 +39,6 @@ class StoreService:
             url=url,
             options=self._options,
             metrics=service.metrics,
+            run=service.settings.run,
         )
         return self._store

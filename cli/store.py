@@ -43,6 +43,10 @@ def command(
     blobs_endpoint: Annotated[
         str | None, typer.Option("--blobs-endpoint", help="URL of an S3 API that is not Amazon's.")
     ] = None,
+    mirrors: Annotated[
+        list[str] | None,
+        typer.Option("--mirror", help="`folder:/path` or `p2pstore:redis://host:port`, repeatable: copies."),
+    ] = None,
     quotas: Annotated[
         list[str] | None,
         typer.Option("--quota", help="`RUN=BYTES`, repeatable: what a run may hold in all; `*`: every other run."),
@@ -68,7 +72,10 @@ def command(
     settings = with_http(settings_of(ctx, service=True), http_host, http_port)
     limits = settings.store.quotas | {run: _size(run, text) for run, text in _pairs("quota", quotas)}
     models = settings.store.cards | {check_run(run): Path(text) for run, text in _pairs("card", cards)}
-    settings = _with_store(settings, blobs=blobs, blobs_endpoint=blobs_endpoint, quotas=limits, cards=models)
+    copies = tuple(mirrors) if mirrors else None
+    settings = _with_store(
+        settings, blobs=blobs, blobs_endpoint=blobs_endpoint, mirrors=copies, quotas=limits, cards=models
+    )
     member = check_worker_id(store_id or default_id(), "store_id")
     # LMDB and Starlette are imported here: `moebus --help` must not wait for them.
     from moebus.cli._store import StoreService

@@ -28,6 +28,9 @@ CounterName = Literal[
     "moebus_blobs_operations_total",
     "moebus_blobs_bytes_total",
     "moebus_blobs_swept_total",
+    "moebus_mirror_operations_total",
+    "moebus_mirror_bytes_total",
+    "moebus_mirror_dropped_total",
     "moebus_reader_resolved_total",
     "moebus_engine_requests_total",
     "moebus_engine_tokens_total",
@@ -42,6 +45,9 @@ GaugeName = Literal[
     "moebus_store_used_bytes",
     "moebus_store_lag_records",
     "moebus_store_ingest_stopped",
+    "moebus_mirror_up",
+    "moebus_mirror_held",
+    "moebus_mirror_waiting",
 ]
 HistogramName = Literal[
     "moebus_control_operation_duration_seconds",
@@ -116,6 +122,14 @@ CATALOGUE: tuple[Metric, ...] = (
     _counter("moebus_blobs_bytes_total", "Bytes of blobs put among objects, or got from them", "operation"),
     _counter("moebus_blobs_swept_total", "Objects deleted because no index named them (left by crashes and failures)"),
     _histogram("moebus_blobs_operation_duration_seconds", "One request to the objects that hold blobs", "operation"),
+    _counter(
+        "moebus_mirror_operations_total", "Rollouts put into and deleted from mirrors", "mirror", "operation", "outcome"
+    ),
+    _counter("moebus_mirror_bytes_total", "Bytes put into mirrors", "mirror"),
+    _counter("moebus_mirror_dropped_total", "Changes that found no place to wait; they are caught up", "mirror"),
+    _gauge("moebus_mirror_up", "1 while the mirror's target takes what it is given", "mirror"),
+    _gauge("moebus_mirror_held", "Rollouts that the mirror's target holds", "mirror"),
+    _gauge("moebus_mirror_waiting", "Changes that wait for the mirror", "mirror"),
     _gauge("moebus_store_rollouts", "Whole rollouts held"),
     _gauge("moebus_store_used_bytes", "Bytes in use inside the store's maps"),
     _gauge("moebus_store_lag_records", "Records between the store's position and the log end", "partition"),

@@ -61,6 +61,29 @@ class LogSettings(_Section):
     format: Literal["json", "text"] = "json"
 
 
+class MirrorSettings(_Section):
+    """What the mirrors of a store have in common; sizes in bytes, times in seconds.
+
+    `layout`: an array a layer, all layers in one (`use_fused_put`), or both. `max_model_len`: FastDeploy pads to it; 0:
+    as long as they are. `shared_experts`: as FastDeploy counts them when it chooses a type. `run`: the one that is
+    mirrored (default: `run`). `max_bytes`: what p2pstore may hold in memory. `queue_bytes`: of ids that wait.
+    `timeout`: of one call of p2pstore; `protocol`, `device`, `local_host` (HOST or HOST:PORT): its transport.
+    `password`: of Redis.
+    """
+
+    layout: Literal["layers", "fused", "both"] = "layers"
+    max_model_len: int | None = Field(None, ge=0, le=2**31 - 1)
+    shared_experts: int = Field(0, ge=0)
+    run: str | None = None
+    max_bytes: int = Field(8 << 30, ge=1 << 20)
+    queue_bytes: int = Field(16 << 20, ge=1 << 10)
+    timeout: float = Field(10.0, gt=0, le=600)
+    protocol: Literal["rdma", "tcp"] = "rdma"
+    local_host: str = ""
+    device: str = ""
+    password: SecretStr | None = None
+
+
 class StoreSettings(_Section):
     """The route store. Sizes in bytes, times in seconds (of the broker's clock for the TTLs).
 
@@ -68,13 +91,16 @@ class StoreSettings(_Section):
     its equal part of it, so that every store decides alike. `*`: every run that is not named. `cards`: `config.json`
     of the model of a run, `{"exp-7": "/models/m/config.json"}`; without one the first END of a run says what its is.
     `blobs`: where the bytes of routes lie, `lmdb`, `file:///path` or `s3://bucket/prefix`; `blobs_endpoint`: of an S3
-    API that is not Amazon's; `blobs_timeout`: of one request to it.
+    API that is not Amazon's; `blobs_timeout`: of one request to it. `mirrors`: where copies for readers of FastDeploy
+    are kept, `["folder:/path", "p2pstore:redis://host:port"]`.
     """
 
     data_dir: Path = Path("moebus-store")
     blobs: str = "lmdb"
     blobs_endpoint: str | None = None
     blobs_timeout: float = Field(30.0, gt=0, le=600)
+    mirrors: tuple[str, ...] = ()
+    mirror: MirrorSettings = MirrorSettings()
     map_bytes: int = Field(8 << 30, ge=1 << 20)
     commit_interval: float = Field(0.02, gt=0, le=10)
     commit_bytes: int = Field(32 << 20, ge=1 << 16)

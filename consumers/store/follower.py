@@ -12,6 +12,7 @@ from moebus.broker.ports import Broker, LogReader, LogRecord, TopicPartition
 from moebus.consumers.dead_letters import DeadLetters
 from moebus.consumers.store.ahead import ReadAhead
 from moebus.consumers.store.blobs.port import Blobs
+from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.disk import DiskShares
 from moebus.consumers.store.fullness import Stops
 from moebus.consumers.store.ingest import Outcome
@@ -48,8 +49,10 @@ class Follower:
         clock: Clock,
         stopping: threading.Event,
         blobs: Callable[[int], Blobs | None] = lambda _: None,
+        changed: Callable[[Changes | None], None] | None = None,
     ) -> None:
-        """`blobs`: of a partition; None for LMDB."""
+        """`blobs`: of a partition; None for LMDB. `changed`: is told what each commit changed, None: anything may have;
+        it must not block."""
         self.partitions: dict[int, Partition] = {}
         self.rebuild_to: Guard | None = None
         self.broker_now_ms = 0
@@ -64,6 +67,7 @@ class Follower:
         self._reader: LogReader = broker.reader("moebus-store")
         self._ahead = ReadAhead(lambda: broker.reader("moebus-store-ahead"), source.topic)
         self._blobs = blobs
+        self._changed = changed
         self._stops = Stops()
         self._healed_at: dict[int, float] = {}
         self._dirty_since: float | None = None
@@ -129,6 +133,7 @@ class Follower:
                 number, path, found.guard, rules, options.map_bytes, options.sync, self._blobs(number),
                 partial(shares.room, number),
             )  # fmt: skip
+            partition.watched = self._changed is not None
             if partition.next_offset is None:
                 partition.skip_to(found.starts[number])
             self.partitions[number] = partition
@@ -174,6 +179,8 @@ class Follower:
         if self._stops.passed(number, partition.next_offset or 0):
             self._resumed(number)
         self._progress.advance(number, partition.next_offset or 0)
+        if self._changed is not None:
+            self._changed(batch.changes)
         self._recorder.committed(number, batch, partition.figures(), self._clock.monotonic() - began)
 
     def _patience(self) -> float:
@@ -284,6 +291,8 @@ class Follower:
             positions[tp] = starts[tp]
             self._progress.follow(number, ends[tp], starts[tp])
         self._reader.assign(positions)
+        if self._changed is not None:
+            self._changed(None)
         self.rebuild_to = None
 
     def _tp(self, number: int) -> TopicPartition:

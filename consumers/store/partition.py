@@ -13,6 +13,7 @@ import lmdb
 
 from moebus.consumers.store.blobs.inline import InlineBlobs
 from moebus.consumers.store.blobs.port import Blobs, BlobsUnavailable
+from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.env import Env, wipe
 from moebus.consumers.store.ingest import Ingest, Outcome
@@ -45,11 +46,13 @@ class Guard:
 
 @dataclass(slots=True)
 class Batch:
-    """What a commit made durable. `completed`: append times (ms) of the ENDs that made attempts whole."""
+    """What a commit made durable. `completed`: append times (ms) of the ENDs that made attempts whole. `changes`: only
+    where somebody watches."""
 
     completed: list[int] = field(default_factory=list)
     removed: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
+    changes: Changes = field(default_factory=Changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class Partition:
         self.blobs = blobs or InlineBlobs()
         self.damaged: str | None = None
         """What a reader found missing or unreadable; the one that writes rebuilds."""
+        self.watched = False
+        """Whether batches note what they change."""
         self.env = Env(path, map_bytes, sync=sync)
         self._share = room
         self._room = self._ask_room()
@@ -201,6 +206,8 @@ class Partition:
             self._pending = (*self._pending, outcome.fence)
         if outcome.completed is not None:
             self._batch.completed.append(now_ms)
+            if self.watched:
+                self._batch.changes.add(outcome.completed.key)
         self._batch.bytes += size + _RECORD_OVERHEAD
         self.next_offset = offset + 1
         return outcome
@@ -308,6 +315,7 @@ class Partition:
         if self._ingest is None:
             self._txn = self.env.begin_write()
             self._ingest = Ingest(Tables(self.env, self._txn), self._meta, self._rules, self.blobs)
+            self._ingest.removal.changes = self._batch.changes if self.watched else None
         return self._ingest
 
     def _reset(self) -> None:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Literal
 
 from moebus.consumers.store import keys
+from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.state import AttemptState
 from moebus.consumers.store.tables import Fence, Tables, Turn
@@ -26,6 +27,8 @@ class Removal:
         self._tables = tables
         self._rules = rules
         self.removed: Counter[Cause] = Counter()
+        self.changes: Changes | None = None
+        """Where whole attempts that go are noted, if anybody wants to know."""
         self.cut = 0
 
     def fence(self, record: Delete | Clear, now_ms: int) -> None:
@@ -63,6 +66,8 @@ class Removal:
         """Leaves a mark in place of an attempt."""
         if state.state == "whole":
             self.removed[cause] += 1
+            if self.changes is not None:
+                self.changes.add(state.key)
         elif cause == "quota":
             self.cut += 1
         mark = state.ended("lost" if cause == "lost" else "gone", reason, now_ms)

@@ -18,9 +18,11 @@ from moebus.consumers.store.blobs.home import open_objects
 from moebus.consumers.store.blobs.keeper import Keeper
 from moebus.consumers.store.blobs.metered import MeteredObjects
 from moebus.consumers.store.blobs.port import Blobs, Objects
+from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.deletes import publish_delete
 from moebus.consumers.store.env import EnvClosed
 from moebus.consumers.store.follower import Follower
+from moebus.consumers.store.mirrors.open import Mirrors, open_mirrors
 from moebus.consumers.store.options import StoreOptions
 from moebus.consumers.store.partition import Figures, RunFigures
 from moebus.consumers.store.progress import Lag, Progress
@@ -60,9 +62,11 @@ class RouteStore:
         clock: Clock | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
         objects: Objects | None = None,
+        run: str = "default",
     ) -> None:
         """`partitions`: those to follow, None for all. `url`: where its HTTP answers, announced in members.
-        `objects`: where blobs lie, instead of where the options say."""
+        `objects`: where blobs lie, instead of where the options say. `run`: that is mirrored unless the options name
+        another."""
         self.clock: Clock = clock or SystemClock()
         self.progress = Progress(self.clock)
         self._data_dir = data_dir
@@ -80,11 +84,13 @@ class RouteStore:
         self._options = options or StoreOptions()
         self._metrics = metrics or Metrics()
         self._objects = objects
+        self._run_name = run
+        self._mirrors: Mirrors | None = None
         recorder = Recorder(self._metrics, self.clock)
         dead = DeadLetters(self._writer, topics.dlt, store_id)
         self._follower = Follower(
             broker, self._source, data_dir, self._options, dead, self.progress, recorder, self.clock, self._stopping,
-            self._blobs,
+            self._blobs, self._changed if self._options.mirrors else None,
         )  # fmt: skip
         self._announcer = Announcer(self._writer, topics.members, store_id, self._learn_time)
         watcher = Watcher(self._source, self._follower, self.progress, recorder, self.clock, self._stopping, self._beat)
@@ -93,12 +99,19 @@ class RouteStore:
         self._threads = [self._thread("follower", self._follower.run), self._thread("watcher", watcher.run)]
 
     def start(self) -> None:
-        """Raises SettingsError where another store uses the folder, it cannot be written, or blobs have no place."""
+        """Raises SettingsError where another store uses the folder, it cannot be written, or blobs or mirrors have no
+        place."""
         self._lock = _lock_folder(self._data_dir)
         keeper = self._open_objects()
         if keeper is not None:
             self._keeper = keeper
             self._threads.append(self._thread("keeper", keeper.run))
+        if self._options.mirrors:
+            self._mirrors = open_mirrors(
+                self._options.mirrors, self._options.mirror, self._run_name, self._id, self._data_dir,
+                self._follower.partitions, self.progress, self._metrics, self._stopping,
+            )  # fmt: skip
+            self._mirrors.start()
         for thread in self._threads:
             thread.start()
 
@@ -112,6 +125,8 @@ class RouteStore:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(_STOP_SECONDS)
+        if self._mirrors is not None:
+            self._mirrors.join(_STOP_SECONDS)
         self._announcer.leave()
         self._writer.close(_LEAVE_SECONDS)
         self._admin.close()
@@ -181,6 +196,14 @@ class RouteStore:
         if self._objects is None:
             return None
         return ExternalBlobs(self._objects, f"{self._topics.routes}/{number:05d}", self._stopping)
+
+    def _changed(self, changes: Changes | None) -> None:
+        if self._mirrors is None:
+            return
+        if changes is None:
+            self._mirrors.look_again()
+        else:
+            self._mirrors.changed(changes)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._run, args=(work,), name=f"moebus-store-{name}", daemon=True)
