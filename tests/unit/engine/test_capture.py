@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moebus.engine.paddle.capture import FLUSH_STEPS, PositionCapture, RouteCapture, RouteMissing
+from moebus.engine.paddle.capture import FLUSH_STEPS, FLUSH_TOKENS, PositionCapture, RouteCapture, RouteMissing
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.engine.paddle.slots import Ints, sequence_slots
 from moebus.schemas.model_card import ModelCard
@@ -151,3 +151,57 @@ def test_position_coded_rows_read_as_a_range() -> None:
         step.finish()
     routes, _ = made.gather(TABLE, GENERATIONS, 19)
     assert (routes == np.arange(19)[:, None, None]).all()
+
+
+@needs_paddle
+@pytest.mark.paddle
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        (np.asarray([[1, 300]]), r"an id outside 0\.\.299"),
+        (np.asarray([[1, -1]]), r"an id outside 0\.\.299"),
+        (np.asarray([[1, 2, 3]]), r"layer 3 gave ids \[1, 3\], \[1, 2\] is needed"),
+        (np.asarray([[1, 2], [3, 4]]), r"layer 3 gave ids \[2, 2\], \[1, 2\] is needed"),
+    ],
+)
+def test_what_is_no_row_of_ids_is_reported_and_its_rows_are_missing(ids: Ints, text: str) -> None:
+    paddle = load_paddle()
+    made = RouteCapture(CARD, 64, 8)
+    step = made.step(ints(0), ints(1), "v1")
+    for layer in CARD.moe_layers:
+        step(layer, paddle.to_tensor(ids if layer == 3 else np.asarray([[1, 2]])))
+    step.finish()
+    with pytest.raises(RouteMissing, match=text):
+        made.flush()
+    with pytest.raises(RouteMissing, match="not captured"):
+        made.gather([0], [1], 1)
+
+
+@needs_paddle
+@pytest.mark.paddle
+def test_a_long_step_is_not_left_waiting_on_the_device() -> None:
+    paddle = load_paddle()
+    made = RouteCapture(CARD, 1024, 8)
+    for tokens, waits in ((FLUSH_TOKENS - 1, 1), (FLUSH_TOKENS, 0)):
+        step = made.step(np.arange(tokens), np.ones(tokens, np.int64), "v1")
+        for layer in CARD.moe_layers:
+            step(layer, paddle.zeros([tokens, 2], dtype="int64"))
+        step.finish()
+        assert len(made._pending) == waits
+
+
+def test_rows_of_a_suspended_time_are_told_apart_from_missing_ones() -> None:
+    made = capture(8)
+    made.suspended = True
+    made.add(sequence_slots(TABLE, 12, 8)[8:], np.full(4, 8), "v2", {})
+    assert made.gather_recorded(TABLE, GENERATIONS, 12) == (None, ((0, "v1"), (8, "v2")))
+    with pytest.raises(RouteMissing, match="suspended"):
+        made.gather(TABLE, GENERATIONS, 12)
+    with pytest.raises(RouteMissing, match="1 of 13 rows were not captured, the first is row 12"):
+        made.gather_recorded(TABLE, GENERATIONS, 13)
+    routes, _ = made.gather_recorded(TABLE, GENERATIONS, 8)
+    assert routes is not None
+    assert len(routes) == 8
+    moved = made.copy_rows(sequence_slots([1], 8, 8), 8)
+    made.restore_rows(sequence_slots([6], 8, 8), 30, moved)
+    assert made.gather_recorded([6], [30], 4) == (None, ((0, "v2"),))
