@@ -57,7 +57,7 @@ lint: setup ## ruff and mypy --strict, code and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(addprefix -p moebus.,$(PACKAGES))
-	$(BIN)/mypy tests bench
+	$(BIN)/mypy tests bench examples
 
 bench: setup ## benchmarks, each beside its peer
 	@for f in bench/bench_*.py; do echo "== $$f"; $(BIN)/python $$f || exit 1; done
