@@ -72,6 +72,11 @@ def broker_named(ctx: typer.Context, settings: Settings) -> bool:
     return bool(given or os.environ.get(_ADDRESS) or settings.kafka.bootstrap_servers != default)
 
 
+def connect(settings: Settings) -> Broker:
+    """A broker that nobody has asked anything yet; to be closed."""
+    return open_broker(settings.kafka)
+
+
 @contextmanager
 def session(ctx: typer.Context, *, check: bool = True) -> Iterator[Session]:
     """A broker for one command.

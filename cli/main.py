@@ -16,7 +16,7 @@ from moebus.observability.metrics import moebus_version
 from moebus.schemas.errors import FatalError, MoebusError
 
 _GROUPS = ("broker", "topics", "control", "routes", "dlt")
-_COMMANDS = ("worker", "store", "gateway", "workers", "demo")
+_COMMANDS = ("worker", "store", "gateway", "workers", "doctor", "demo")
 
 
 class _Group(TyperGroup):
