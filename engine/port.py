@@ -90,6 +90,8 @@ class Capabilities:
     abort: bool
     sleeps_whole: bool = False
     """Tags sleep only together; they may wake one by one."""
+    wakes_whole: bool = False
+    """What sleeps wakes only together."""
 
 
 @dataclass(frozen=True, slots=True)

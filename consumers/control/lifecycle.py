@@ -254,6 +254,10 @@ def _wakeup(state: State, command: Command, can: Capabilities) -> Decision:
         return Refuse(_fault_code(state), f"the worker is {state.lifecycle}: {state.reason or 'update it first'}")
     if Tag.WEIGHT in todo and state.transferring:
         return Refuse(Code.ILLEGAL_STATE, "weight cannot wake: a weight transfer is open")
+    asleep = [tag for tag in can.tags if tag not in todo and state.tag(tag) is ASLEEP]
+    if can.wakes_whole and todo and asleep:
+        names = " and ".join(map(str, todo))
+        return Refuse(Code.UNSUPPORTED, f"this engine cannot wake {names} alone; name {asleep[0]} too")
     steps: tuple[Step, ...] = tuple(Wake(tag, args.weights) for tag in todo)
     short = ""
     if args.resume and not state.running:

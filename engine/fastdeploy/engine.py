@@ -97,6 +97,7 @@ class FastDeployEngine:
             cache_modes=frozenset(("reset",)),
             transfer=False,
             abort=True,
+            wakes_whole=True,  # it serves as soon as anything is awake
         )
 
     def identity(self) -> str:

@@ -243,13 +243,22 @@ def test_pausing_what_is_behind_keeps_it_closed_once_cured() -> None:
         ({"transfer": False}, "transfer start"),
         ({"cache_modes": frozenset(("keep",))}, "update"),
         ({"abort": False}, "abort"),
+        ({"sleeps_whole": True}, "sleep kv"),
+        ({"wakes_whole": True}, "wakeup kv"),
     ],
 )
 def test_what_the_engine_cannot_do_is_unsupported(change: dict[str, object], command: str) -> None:
-    state = STATES["running"] if command == "pause keep" else PAUSED
+    state = STATES[{"pause keep": "running", "wakeup kv": "asleep"}.get(command, "paused")]
     decision = call(command, state, replace(CAPABILITIES, **change))  # type: ignore[arg-type]
     assert isinstance(decision, Refuse)
     assert decision.code is Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize("command", ["sleep", "wakeup"])
+def test_what_goes_only_together_goes_together(command: str) -> None:
+    can = replace(CAPABILITIES, sleeps_whole=True, wakes_whole=True)
+    for state in ("w_asleep", "kv_asleep", "asleep", "paused"):
+        assert not isinstance(call(command, STATES[state], can), Refuse)
 
 
 @pytest.mark.parametrize(
