@@ -244,11 +244,11 @@ def test_pausing_what_is_behind_keeps_it_closed_once_cured() -> None:
         ({"cache_modes": frozenset(("keep",))}, "update"),
         ({"abort": False}, "abort"),
         ({"sleeps_whole": True}, "sleep kv"),
-        ({"wakes_whole": True}, "wakeup kv"),
+        ({"wakes_whole": True}, "wakeup kv resume"),
     ],
 )
 def test_what_the_engine_cannot_do_is_unsupported(change: dict[str, object], command: str) -> None:
-    state = STATES[{"pause keep": "running", "wakeup kv": "asleep"}.get(command, "paused")]
+    state = STATES[{"pause keep": "running", "wakeup kv resume": "asleep"}.get(command, "paused")]
     decision = call(command, state, replace(CAPABILITIES, **change))  # type: ignore[arg-type]
     assert isinstance(decision, Refuse)
     assert decision.code is Code.UNSUPPORTED
