@@ -115,6 +115,8 @@ def decode_choice(choice: Choice, card: ModelCard, start: int, layers: Layers | 
         raise InvalidInput(
             "start", f"{first}, but {prompt} prompt and {output} output tokens have {wanted + first} rows"
         )
+    if wanted and choice.prompt_value is None and choice.bare and choice.value in ("", []):
+        return _without_routes(choice, card, start, prompt, output)  # how such servers say "none"
     found = _array(choice, card, prompt, output, first, layers)
     routes, valid = select(found[:wanted], card, choice.path, first)
     if not output:  # cut off in the middle of its prompt

@@ -84,7 +84,7 @@ def _openai(
         choice.prompt = fields.count(usage, "prompt_tokens", "usage")
     if choice.value is None and ext.get("routed_experts") is not None:
         choice.path = "sglext.routed_experts"
-        choice.value = openai.alone(number, ext["routed_experts"], choice.path)
+        choice.value = openai.alone(number, _value(ext, "sglext"), choice.path)
         _dtype(choice, ext, "sglext")
     openai.read_versions(choice, (meta, where), (one, path), (fields.member(answer, "metadata", ""), "metadata"))
     choice.request_id = fields.text(answer, "id", "") or choice.request_id
@@ -98,10 +98,19 @@ def _meta(choice: Choice, meta: openai.Json, where: str) -> None:
     choice.prompt = fields.count(meta, "prompt_tokens", where)
     choice.output = fields.count(meta, "completion_tokens", where)
     choice.start = fields.count(meta, "routed_experts_start_len", where)
-    choice.value = meta.get("routed_experts")
+    choice.value = _value(meta, where)
     choice.finish_reason = openai.word(meta, "finish_reason", where)
     choice.request_id = fields.text(meta, "id", where)
     _dtype(choice, meta, where)
+
+
+def _value(holder: openai.Json, where: str) -> object:
+    value = holder.get("routed_experts")
+    if value == {}:  # what is left of a tensor that nobody encoded
+        raise InvalidInput(
+            fields.join(where, "routed_experts"), "an empty object: the server runs with --skip-tokenizer-init"
+        )
+    return value
 
 
 def _dtype(choice: Choice, holder: openai.Json, where: str) -> None:

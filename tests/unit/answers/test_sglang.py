@@ -159,8 +159,9 @@ def test_aborted_in_the_queue_and_absent(absent: bool) -> None:
         answer["meta_info"]["routed_experts"] = None
     (one,) = decode_routes(answer, CARD)
     assert (one.status, one.finish_reason, one.rows) == ("aborted", "abort", 0)
-    (one,) = decode_routes(sglang(None), CARD)
-    assert (one.status, one.rows) == ("missing", 0)
+    for nothing in (None, "", []):
+        (one,) = decode_routes(sglang(nothing), CARD)
+        assert (one.status, one.rows) == ("missing", 0)
     (one,) = decode_routes(sglang(bare(WIDE[:4]), output=[], finish="abort"), CARD)
     assert (one.status, one.rows) == ("aborted", 4)
     (one,) = decode_routes(sglang(bare(WIDE[:0]), output=[], finish="abort", prompt_tokens=1), CARD)
@@ -170,6 +171,14 @@ def test_aborted_in_the_queue_and_absent(absent: bool) -> None:
 def test_not_finished_is_partial() -> None:
     (one,) = decode_routes(sglang(bare(WIDE), finish=None), CARD)
     assert (one.status, one.finish_reason) == ("partial", "")
+
+
+def test_a_tensor_that_nobody_encoded() -> None:
+    with pytest.raises(InvalidInput, match=r"meta_info\.routed_experts: an empty object: .*--skip-tokenizer-init"):
+        decode_routes(sglang({}), CARD)
+    answer = {"choices": [{"index": 0}], "sglext": {"routed_experts": {}}}
+    with pytest.raises(InvalidInput, match=r"sglext\.routed_experts: an empty object"):
+        decode_routes(answer, CARD)
 
 
 def test_a_npy_text_is_taken_too() -> None:
