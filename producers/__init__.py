@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from moebus.producers.routing import FenceReceipt as FenceReceipt
     from moebus.producers.routing import RoutingPublisher as RoutingPublisher
     from moebus.producers.routing import RoutingReceipt as RoutingReceipt
+    from moebus.producers.transfer_step import TransferBroken as TransferBroken
+    from moebus.producers.transfer_step import TransferStep as TransferStep
+    from moebus.producers.weight_transfer import WeightTransferClient as WeightTransferClient
 
 _HOME = {
     "AsyncControlClient": "moebus.producers.control",
@@ -29,6 +32,9 @@ _HOME = {
     "FenceReceipt": "moebus.producers.routing",
     "RoutingPublisher": "moebus.producers.routing",
     "RoutingReceipt": "moebus.producers.routing",
+    "TransferBroken": "moebus.producers.transfer_step",
+    "TransferStep": "moebus.producers.transfer_step",
+    "WeightTransferClient": "moebus.producers.weight_transfer",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME)
