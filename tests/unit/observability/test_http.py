@@ -3,12 +3,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import socket
 
 import httpx
 import pytest
 
 from moebus.observability.health import Health
-from moebus.observability.http import HttpServer
+from moebus.observability.http import HttpServer, _bind
 from moebus.observability.log import configure_logging, get_logger
 from moebus.observability.metrics import Metrics
 from moebus.schemas.errors import SettingsError
@@ -68,3 +69,11 @@ def test_json_lines_carry_action_and_ids() -> None:
     assert [line["action"] for line in lines] == ["control.applied", "control.failed"]
     assert {line["request_id"] for line in lines} == {"r-1"}
     assert "ValueError: cause" in lines[1]["error"]
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    """Connections must not hold back the second piece of an answer until the first is acknowledged."""
+    with _bind("127.0.0.1", 0) as listening:
+        listening.listen()
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
