@@ -159,7 +159,8 @@ def test_aborted_in_the_queue_and_absent(absent: bool) -> None:
         answer["meta_info"]["routed_experts"] = None
     (one,) = decode_routes(answer, CARD)
     assert (one.status, one.finish_reason, one.rows) == ("aborted", "abort", 0)
-    for nothing in (None, "", []):
+    nothings: list[object] = [None, "", []]
+    for nothing in nothings:
         (one,) = decode_routes(sglang(nothing), CARD)
         assert (one.status, one.rows) == ("missing", 0)
     (one,) = decode_routes(sglang(bare(WIDE[:4]), output=[], finish="abort"), CARD)
