@@ -7,7 +7,7 @@ TORCH_STAMP := .venv-torch/.installed
 PACKAGES := schemas observability broker engine producers consumers cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup torch system demo test unit versions lint typing bench lock docs clean
+.PHONY: help setup torch system demo test unit versions soak fuzz lint typing bench lock docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -52,6 +52,12 @@ unit: setup ## only the tests that take milliseconds
 
 versions: setup ## unit tests on the oldest and the newest Python supported, where they are installed
 	@sh tests/versions.sh 3.10 3.13
+
+soak: setup ## random traffic against stores and readers, 2 minutes a seed; SEEDS=1,2,3
+	$(BIN)/python bench/torture.py --seeds $(or $(SEEDS),1,2,3)
+
+fuzz: setup ## the decoders under atheris, in an environment of its own (Python 3.11); FUZZ_SECONDS=60 each
+	@sh tests/fuzz/fuzz.sh $(or $(FUZZ_SECONDS),60)
 
 lint: setup ## ruff and mypy --strict, code and tests
 	$(BIN)/ruff check .

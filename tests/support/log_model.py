@@ -33,6 +33,16 @@ class Held:
     chunks: dict[int, bytes] = field(default_factory=dict)
     end: bytes | None = None
     rows: RouteArray | None = None
+    base: Held | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its own chunks."""
+        return sum(map(len, self.chunks.values()))
+
+    def uses(self) -> list[Held]:
+        """Attempts whose chunks it needs: its own, and all of those below it (bases are used whole here)."""
+        return [self, *(self.base.uses() if self.base is not None else [])]
 
 
 class LogModel:
@@ -41,10 +51,13 @@ class LogModel:
     def __init__(self, rules: Rules) -> None:
         self.attempts: dict[bytes, Held] = {}
         self.completed: list[bytes] = []
+        self.quota_ended = 0
         self._rules = rules
         self._fences: list[Delete | Clear] = []
+        self._now = 0
 
     def feed(self, value: bytes, now_ms: int) -> None:
+        now_ms = self._now = max(self._now, now_ms)
         record = decode(value)
         if isinstance(record, (Delete, Clear)):
             self._fences.append(record)
@@ -62,6 +75,37 @@ class LogModel:
             self.attempts[header.attempt] = held
         if held.state == "open":
             self._add(held, record, value, now_ms)
+            self._hold_to_quota(held)
+
+    def usage(self, run: str, now_ms: int) -> tuple[int, int]:
+        """Bytes that a run holds: of what is or was whole, and of what is open."""
+        alive = [one for one in self.attempts.values() if one.header.run == run and self._alive(one, now_ms)]
+        used = {id(part): part for one in alive for part in one.uses()}
+        whole = sum(part.size for part in used.values() if part.rows is not None)
+        return whole, sum(part.size for part in used.values()) - whole
+
+    def _alive(self, one: Held, now_ms: int) -> bool:
+        ttl = {"open": self._rules.open_ttl_ms, "whole": self._rules.keep_ttl_ms}.get(one.state)
+        return ttl is not None and one.at_ms >= now_ms - ttl
+
+    def _hold_to_quota(self, held: Held) -> None:
+        run = held.header.run
+        limit = self._rules.quota(run)
+        if limit is None or held.state not in ("open", "whole"):
+            return
+        kind = held.state
+        if held.size > limit:
+            held.state = "gone"
+            self.quota_ended += 1
+            return
+        while self.usage(run, self._now)[kind == "open"] > limit:
+            others = [one for one in self.attempts.values() if self._alive(one, self._now) and one is not held]
+            same = [one for one in others if (one.state, one.header.run) == (kind, run)]
+            oldest = min(same, key=lambda one: (one.at_ms, one.header.key, one.header.attempt), default=held)
+            oldest.state = "gone"
+            self.quota_ended += 1
+            if oldest is held:
+                return
 
     def whole(self, now_ms: int) -> dict[bytes, RouteArray]:
         """Rows of every attempt that can be read at this time."""
@@ -86,7 +130,7 @@ class LogModel:
             or before.at_ms < now_ms - self._rules.keep_ttl_ms
         ):
             return Held(header, "lost", now_ms)
-        return Held(header, "open", now_ms, base_rows=before.rows[: base.rows])
+        return Held(header, "open", now_ms, base_rows=before.rows[: base.rows], base=before)
 
     def _add(self, held: Held, record: Chunk | End, value: bytes, now_ms: int) -> None:
         held.at_ms = now_ms

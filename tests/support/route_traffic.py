@@ -18,7 +18,8 @@ from tests.support.routes import Attempt, attempt_id, make_attempt
 
 @dataclass
 class Traffic:
-    """`step` once for each moment. `truth`: all rows of each attempt, its base's included; `log` what was appended."""
+    """`step` once for each moment. `truth`: all rows of each attempt, its base's included. `contradicted`: attempts
+    that other content was sent for. `pace`: seconds that a step may take at most."""
 
     seed: int
     topic: str
@@ -27,6 +28,8 @@ class Traffic:
     broker: MemoryBroker
     truth: dict[bytes, RouteArray] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    contradicted: set[bytes] = field(default_factory=set)
+    pace: float = 3.0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -37,7 +40,7 @@ class Traffic:
         self._serial = 0
 
     def step(self) -> None:
-        """Up to a few things happen, then time goes on by up to 3 s."""
+        """Up to a few things happen, then time goes on by up to `pace` seconds."""
         rng = self._random
         for _ in range(rng.randrange(4)):
             kind = rng.choices(["new", "retry", "other", "delete", "clear"], weights=[60, 12, 3, 5, 0.5])[0]
@@ -49,7 +52,12 @@ class Traffic:
                 self._append(self._waiting.pop(place))
         if rng.random() < 0.02 and self._waiting:
             del self._waiting[rng.randrange(len(self._waiting))]  # never sent: an attempt that stays open
-        self.clock.advance(rng.random() * 3)
+        self.clock.advance(rng.random() * self.pace)
+
+    def some(self, rng: random.Random, count: int) -> list[Attempt]:
+        """Attempts that were begun, more often late ones."""
+        known = self._attempts[-300:] if rng.random() < 0.7 else list(self._attempts)
+        return rng.sample(known, min(count, len(known)))
 
     def drain(self) -> None:
         """Everything that waits is sent."""
@@ -122,6 +130,7 @@ class Traffic:
                 header.rollout_id, choice=header.choice, number=int.from_bytes(header.attempt, "big"),
                 rows=len(attempt.routes), chunks=count, epoch=header.epoch, base=header.base, seed=self._serial + 10**6,
             )  # fmt: skip
+            self.contradicted.add(header.attempt)
             self._append(self._random.choice(wrong.chunks))
 
     def _delete(self) -> None:
