@@ -9,6 +9,9 @@ from starlette.routing import BaseRoute
 from moebus.broker.ports import Broker
 from moebus.cli._service import Service, Work
 from moebus.consumers.store import RouteStore, StoreOptions, store_routes
+from moebus.observability.memory import keep_memory
+
+_KEEP_BYTES = 64 << 20
 
 
 class StoreService:
@@ -29,6 +32,7 @@ class StoreService:
     def make(self, broker: Broker, url: str) -> Work:
         """Called once the broker answers and its topics are there."""
         service = self._service
+        keep_memory(_KEEP_BYTES)
         service.health.add_ready("store", lambda: self._store.waiting() if self._store else "not started yet")
         self._store = RouteStore(
             broker,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, NoReturn
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-import httpx
 import numpy as np
 
 from moebus.consumers.reader.ask import Query
+from moebus.consumers.reader.connections import UNREACHABLE, Connections, Http, Reply
 from moebus.consumers.reader.errors import StoreUnreachable
 from moebus.consumers.reader.rollout import Rollout
 from moebus.schemas.dtypes import RouteArray
@@ -27,7 +28,6 @@ from moebus.schemas.route_errors import (
     route_error,
 )
 
-CONNECT_SECONDS = 2.0
 READ_SECONDS = 15.0
 """How long a store may be silent beyond the time that it was allowed to wait."""
 _BY_STATUS: dict[int, type[RouteError]] = {
@@ -52,9 +52,8 @@ class StorePage:
 class StoreClient:
     """Connections to any number of stores, kept open between requests."""
 
-    def __init__(self, transport: httpx.BaseTransport | None = None) -> None:
-        # trust_env=False: stores are addressed directly, never through a proxy of the environment
-        self._http = httpx.Client(trust_env=False, transport=transport, headers={"accept-encoding": "identity"})
+    def __init__(self, http: Http | None = None) -> None:
+        self._http: Http = http or Connections()
 
     def get(self, url: str, query: Query, wait: float) -> Rollout:
         """The rows asked for; the store may wait up to `wait` seconds for them.
@@ -76,13 +75,7 @@ class StoreClient:
         """
         given: dict[str, str | None] = {"run": run, "prefix": prefix, "after": after, "limit": str(limit)}
         params = {name: value for name, value in given.items() if value is not None}
-        try:
-            response = self._http.get(f"{url}/v1/routes", params=params, timeout=READ_SECONDS)
-        except httpx.TransportError as exc:
-            raise StoreUnreachable(f"{url} does not answer: {exc or type(exc).__name__}") from exc
-        if response.status_code != 200:
-            _refuse(response.status_code, response.content, url)
-        said = _object(response.content)
+        said = self._object(url, f"/v1/routes?{urlencode(params)}")
         try:
             return StorePage([dict(entry) for entry in said["rollouts"]], said["next"])
         except (KeyError, TypeError, ValueError) as exc:
@@ -94,13 +87,7 @@ class StoreClient:
         Raises:
             RouteError: StoreCatchingUp, StoreUnreachable.
         """
-        try:
-            response = self._http.get(f"{url}/v1/store", timeout=READ_SECONDS)
-        except httpx.TransportError as exc:
-            raise StoreUnreachable(f"{url} does not answer: {exc or type(exc).__name__}") from exc
-        if response.status_code != 200:
-            _refuse(response.status_code, response.content, url)
-        said = _object(response.content).get("partitions")
+        said = self._object(url, "/v1/store").get("partitions")
         if not isinstance(said, dict):
             raise StoreUnreachable(f"{url} answers with something else than its figures")
         return said
@@ -108,17 +95,25 @@ class StoreClient:
     def close(self) -> None:
         self._http.close()
 
+    def _object(self, url: str, path: str) -> dict[str, Any]:
+        try:
+            with self._http.open("GET", url, path, READ_SECONDS) as reply:
+                status, body = reply.status, reply.read()
+        except UNREACHABLE as exc:
+            raise StoreUnreachable(f"{url} does not answer: {exc or type(exc).__name__}") from exc
+        if status != 200:
+            _refuse(status, body, url)
+        return _object(body)
+
     def _fetch(self, method: str, url: str, query: Query, wait: float) -> Rollout:
         path, names = rollout_path(query.run, query.rollout_id)
-        params = {**names, **_params(query, wait)}
-        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, read=READ_SECONDS + wait)
+        asked = f"{path}?{urlencode({**names, **_params(query, wait)})}"
         try:
-            with self._http.stream(method, f"{url}{path}", params=params, timeout=timeout) as response:
-                if response.status_code != 200:
-                    response.read()
-                    _refuse(response.status_code, response.content, f"{query} at {url}")
-                return _rollout(response, rows=method == "GET")
-        except (httpx.TransportError, httpx.DecodingError) as exc:
+            with self._http.open(method, url, asked, READ_SECONDS + wait) as reply:
+                if reply.status != 200:
+                    _refuse(reply.status, reply.read(), f"{query} at {url}")
+                return _rollout(url, reply, rows=method == "GET")
+        except UNREACHABLE as exc:
             raise StoreUnreachable(f"{query}: {url} does not answer: {exc or type(exc).__name__}") from exc
 
 
@@ -149,12 +144,12 @@ def _params(query: Query, wait: float) -> _Params:
     return params
 
 
-def _rollout(response: httpx.Response, *, rows: bool) -> Rollout:
+def _rollout(url: str, reply: Reply, *, rows: bool) -> Rollout:
     try:
-        answer = RouteAnswer.from_headers(response.headers)
+        answer = RouteAnswer.from_headers(reply.headers)
     except InvalidInput as exc:
-        raise RouteCorrupt(f"the answer of {response.url} cannot be read: {exc}") from exc
-    routes = _body(response, answer) if rows else np.empty((0, *answer.shape[1:]), answer.dtype)
+        raise RouteCorrupt(f"the answer of {url} cannot be read: {exc}") from exc
+    routes = _body(url, reply, answer) if rows else np.empty((0, *answer.shape[1:]), answer.dtype)
     return Rollout(
         ref=answer.ref, routes=routes, layers=answer.layers, top_k=answer.top_k, num_experts=answer.num_experts,
         status=answer.status, finish_reason=answer.finish_reason, epoch=answer.epoch, versions=answer.versions,
@@ -162,22 +157,16 @@ def _rollout(response: httpx.Response, *, rows: bool) -> Rollout:
     )  # fmt: skip
 
 
-def _body(response: httpx.Response, answer: RouteAnswer) -> RouteArray:
+def _body(url: str, reply: Reply, answer: RouteAnswer) -> RouteArray:
     """The rows, writable; nothing larger than the length that both headers agree on is taken in."""
-    if response.headers.get("content-length") != str(answer.nbytes):
-        length = response.headers.get("content-length")
-        raise RouteCorrupt(f"{response.url} sends {length} bytes where its rows have {answer.nbytes}")
-    body = bytearray(answer.nbytes)
-    filled = 0
-    for piece in response.iter_bytes():
-        if filled + len(piece) > len(body):
-            raise RouteCorrupt(f"{response.url} sends more than the {len(body)} bytes it announced")
-        body[filled : filled + len(piece)] = piece
-        filled += len(piece)
-    if filled != len(body):  # deleted while it was read: the next question hears so
-        raise httpx.RemoteProtocolError(f"the answer ended after {filled} of {len(body)} bytes")
-    flat: RouteArray = np.frombuffer(body, answer.dtype)
-    return flat.reshape(answer.shape)
+    length = reply.headers.get("content-length")
+    if length != str(answer.nbytes):
+        raise RouteCorrupt(f"{url} sends {length} bytes where its rows have {answer.nbytes}")
+    routes: RouteArray = np.empty(answer.shape, answer.dtype)
+    filled = reply.fill(routes.reshape(-1).view(np.uint8).data)
+    if filled != answer.nbytes:  # deleted while it was read: the next question hears so
+        raise HTTPException(f"the answer ended after {filled} of {answer.nbytes} bytes")
+    return routes
 
 
 def _refuse(status: int, body: bytes, what: str) -> NoReturn:

@@ -32,6 +32,8 @@ _HEAL_EVERY = 60.0
 _BATCH_RECORDS = 64
 _LINGER = 0.002
 """Seconds without a record after which a batch that makes a rollout whole is committed: a trainer may wait for it."""
+_REST = 3.0
+"""Such a batch is committed at once where the last commit is over for so many times its own duration."""
 
 
 class Follower:
@@ -71,6 +73,7 @@ class Follower:
         self._stops = Stops()
         self._healed_at: dict[int, float] = {}
         self._dirty_since: float | None = None
+        self._rested_at = float("-inf")
         self._tended = clock.monotonic()
 
     def run(self) -> None:
@@ -102,7 +105,7 @@ class Follower:
             self._take(record)
             if self._too_large():
                 self.commit()
-        if self._patience() <= 0 or (awaited and not records):
+        if self._patience() <= 0 or (awaited and not records) or self._may_commit(records):
             self.commit()
         if self._clock.monotonic() - self._tended >= _TEND:
             self._tend()
@@ -114,11 +117,20 @@ class Follower:
         if not self._dead.settle(self._stopping):
             return
         self._dirty_since = None
+        began = self._clock.monotonic()
         for partition in self.partitions.values():
             partition.blobs.flush()  # all of them at once
         for number, partition in self.partitions.items():
             if partition.dirty:
                 self._commit_one(number, partition)
+        ended = self._clock.monotonic()
+        self._rested_at = ended + _REST * (ended - began)
+
+    def _may_commit(self, records: Sequence[LogRecord]) -> bool:
+        """Whether a rollout became whole, nothing more is at hand, and commits are not all that is done."""
+        whole = any(partition.completes for partition in self.partitions.values())
+        calm = len(records) < _BATCH_RECORDS and not self._stops.standing
+        return whole and calm and self._clock.monotonic() >= self._rested_at
 
     def _open(self) -> bool:
         found = self._source.wait(self._progress, self._stopping)

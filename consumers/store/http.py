@@ -14,9 +14,8 @@ cannot be asked, 503 BrokerUnavailable where a delete is not acknowledged.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
 from itertools import chain
@@ -26,19 +25,19 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from moebus.consumers.store import params
 from moebus.consumers.store.answers import Answer, Question, position, ref_of
 from moebus.consumers.store.state import AttemptState
 from moebus.consumers.store.store import RouteStore
+from moebus.consumers.store.waking import Changes
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.errors import InvalidInput, MoebusError, RetriableError
 from moebus.schemas.route_errors import RouteError, RouteNotYet, StoreCatchingUp
 
-_TICK = 0.01
-_QUICK_TICK = 0.002
-_QUICK_SECONDS = 0.25
-"""At first a question looks often whether there is something new: most wait for what was just sent."""
+MOST_AT_ONCE = 4 << 20
+"""Bytes of rows up to which an answer is read whole before it is sent: a larger one goes out chunk by chunk."""
 Current = Callable[[], "RouteStore | None"]
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -74,15 +73,18 @@ class _Pages:
 
     async def rollout(self, request: Request) -> Response:
         asked = params.rollout(request.path_params, _query(request))
-        answer = await self._wait(asked.question, asked.wait)
+        has_body = request.method != "HEAD"
+        answer, whole = await self._wait(asked.question, asked.wait, MOST_AT_ONCE if has_body else 0)
         head = answer.header(asked.form)
         headers = {
             **answer.meta.to_headers(),
             "content-length": str(len(head) + answer.meta.nbytes),
             "content-type": "application/octet-stream",
         }
-        if request.method == "HEAD":
+        if not has_body:
             return Response(headers=headers)
+        if whole is not None:
+            return Pieces([head, *whole], headers)
         body = answer.rows()
         first = await run_in_threadpool(next, body, b"")  # a fault of the first chunk is still a status
         return StreamingResponse(chain((head, first), body), headers=headers)
@@ -133,21 +135,41 @@ class _Pages:
             raise StoreCatchingUp("the store is starting")
         return store
 
-    async def _wait(self, question: Question, seconds: float) -> Answer:
-        """Asks again after every commit, as long as the answer may still change."""
+    async def _wait(self, question: Question, seconds: float, most: int) -> tuple[Answer, list[bytes] | None]:
+        """The answer, and its rows where they have at most `most` bytes. Asks again after every commit, as long as
+        the answer may still change."""
         store = self._store()
-        began = store.clock.monotonic()
-        deadline = began + seconds
-        while True:
-            version = store.progress.version
-            try:
-                return await run_in_threadpool(store.find, question)
-            except (RouteNotYet, StoreCatchingUp):
-                if store.clock.monotonic() >= deadline:
-                    raise
-            while store.progress.version == version and store.clock.monotonic() < deadline:
-                quick = store.clock.monotonic() - began < _QUICK_SECONDS
-                await asyncio.sleep(_QUICK_TICK if quick else _TICK)
+        deadline = store.clock.monotonic() + seconds
+        with Changes(store.progress) as changes:
+            while True:
+                changes.clear()
+                try:
+                    return await run_in_threadpool(_read, store, question, most)
+                except (RouteNotYet, StoreCatchingUp):
+                    left = deadline - store.clock.monotonic()
+                    if left <= 0:
+                        raise
+                await changes.wait(left)
+
+
+def _read(store: RouteStore, question: Question, most: int) -> tuple[Answer, list[bytes] | None]:
+    answer = store.find(question)
+    return answer, list(answer.rows()) if answer.meta.nbytes <= most else None
+
+
+class Pieces(Response):
+    """Bytes that are all there, sent one after the other without putting them together."""
+
+    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            if piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _query(request: Request) -> dict[str, str]:

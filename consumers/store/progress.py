@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
 from moebus.observability.clock import Clock
 
@@ -33,7 +34,28 @@ class Progress:
         self._lags: dict[int, Lag] = {}
         self._heard = clock.monotonic()
         self._waiting: str | None = "the store is starting"
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._numbers = count()
         self.version = 0
+
+    def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """`changed()` is called after every change of `version`, on the thread that made it, and must be quick. The
+        result ends that."""
+        with self._lock:
+            number = next(self._numbers)
+            self._listeners[number] = changed
+        return lambda: self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            del self._listeners[number]
+
+    def _tell(self) -> None:
+        with self._lock:
+            self.version += 1
+            listeners = list(self._listeners.values())
+        for changed in listeners:
+            changed()
 
     def wait_for(self, reason: str | None) -> None:
         """Why nothing is followed yet; None once all is."""
@@ -44,13 +66,13 @@ class Progress:
         """Begins, or begins again, with a partition."""
         with self._lock:
             self._lags[number] = Lag(goal, goal, applied)
-            self.version += 1
+        self._tell()
 
     def advance(self, number: int, applied: int) -> None:
         """After a commit."""
         with self._lock:
             self._lags[number] = replace(self._lags[number], applied=applied)
-            self.version += 1
+        self._tell()
 
     def full(self, number: int, reason: str | None) -> None:
         with self._lock:

@@ -14,15 +14,18 @@ from moebus.schemas.record.layout import decoded_size
 from moebus.schemas.record.types import Chunk, CodecName
 
 _LEVEL = 1
+_SCRATCH_BYTES = 512 << 10
+_SAMPLE_BYTES, _WORTH = 64 << 10, 0.97
+"""So many bytes have to shrink to less than this share of them, or the rest is not tried."""
 _local = threading.local()  # zstd contexts are dear to make and belong to one thread
 
 
 def pack(rows: RouteArray, codec: CodecName) -> tuple[CodecName, bytes]:
     """Rows [n, layers, top_k], C order, little-endian. Falls back to `raw` where zstd saves nothing."""
     plain = np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("<"))
-    if codec == "zstd":
-        packed = _compressor().compress(_planes(plain))
-        if len(packed) < plain.nbytes:
+    if codec == "zstd" and plain.nbytes:
+        packed = _compress(plain)
+        if packed is not None:
             return "zstd", packed
     return "raw", plain.tobytes()
 
@@ -55,12 +58,34 @@ def check_ids(rows: RouteArray, num_experts: int) -> None:
 
 
 def _has_twice(rows: RouteArray) -> bool:
+    """Compares each position of the top-k with every later one, some thousand tokens at a time: memory that is used
+    again is faster than new memory, which the kernel has to clear page by page."""
     top_k = rows.shape[-1]
+    flat = rows.reshape(-1, top_k)
     if top_k > 16:  # the pairs below grow with the square
-        ordered = np.sort(rows, axis=-1)
-        return bool((ordered[..., 1:] == ordered[..., :-1]).any())
-    columns = [np.ascontiguousarray(rows[..., k]) for k in range(top_k)]
-    return any(bool((columns[i] == columns[j]).any()) for j in range(1, top_k) for i in range(j))
+        ordered = np.sort(flat, axis=-1)
+        return bool((ordered[:, 1:] == ordered[:, :-1]).any())
+    size = min(len(flat), max(1, _SCRATCH_BYTES // (top_k * rows.dtype.itemsize)))
+    columns, equal = np.empty((top_k, size), rows.dtype), np.empty((top_k - 1, size), np.bool_)
+    for first in range(0, len(flat), size):
+        part = flat[first : first + size].T
+        held = columns[:, : part.shape[1]]
+        np.copyto(held, part)
+        for apart in range(1, top_k):
+            found = equal[: top_k - apart, : part.shape[1]]
+            if np.equal(held[apart:], held[:-apart], out=found).any():
+                return True
+    return False
+
+
+def _compress(plain: RouteArray) -> bytes | None:
+    """None where it saves too little. Evenly chosen ids of 256 experts do not shrink at all."""
+    if plain.nbytes > 2 * _SAMPLE_BYTES:
+        sample = _planes(plain.reshape(-1)[: _SAMPLE_BYTES // plain.itemsize])
+        if len(_compressor().compress(sample)) >= _WORTH * len(sample):
+            return None
+    packed: bytes = _compressor().compress(_planes(plain))
+    return packed if len(packed) < plain.nbytes else None
 
 
 def _planes(plain: RouteArray) -> bytes:

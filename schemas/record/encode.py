@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import xxhash
+
 from moebus.schemas.dtypes import wire_dtype
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.record import layout
-from moebus.schemas.record.checksum import record_checksum
 from moebus.schemas.record.types import Base, Chunk, Clear, Delete, End, Header, Kind, Record
 
 
@@ -17,7 +18,7 @@ def encode(record: Record) -> bytes:
     """
     layout.check_record(record)
     if isinstance(record, Chunk):
-        return _assemble(record.kind, record.header, _chunk(record))
+        return _assemble(record.kind, record.header, _chunk(record), record.payload)
     if isinstance(record, End):
         return _assemble(record.kind, record.header, _end(record))
     if isinstance(record, Delete):
@@ -29,10 +30,11 @@ def _clear_header(record: Clear) -> Header:
     return Header(record.run, "", "", 0, record.id, record.through_epoch)
 
 
-def _assemble(kind: Kind, header: Header, body: bytes) -> bytes:
+def _assemble(kind: Kind, header: Header, body: bytes, payload: bytes = b"") -> bytes:
+    """`payload`: the end of the body, which is the most of a chunk and is copied only once."""
     run, group, rollout_id = (text.encode() for text in (header.run, header.group, header.rollout_id))
     base = _base(header.base) if header.base else b""
-    length = layout.FIXED.size + len(run) + len(group) + len(rollout_id) + len(base) + len(body)
+    length = layout.FIXED.size + len(run) + len(group) + len(rollout_id) + len(base) + len(body) + len(payload)
     if length > layout.MAX_RECORD_BYTES:
         raise InvalidInput("payload", f"a record of {length} bytes; at most {layout.MAX_RECORD_BYTES} are allowed")
     flags = layout.FLAG_BASE if header.base else 0
@@ -40,10 +42,12 @@ def _assemble(kind: Kind, header: Header, body: bytes) -> bytes:
         layout.MAGIC, layout.VERSION, kind, flags, length, 0, header.epoch, header.choice,
         len(run), len(group), len(rollout_id), 0, header.attempt,
     )  # fmt: skip
-    whole = bytearray(b"".join((fixed, run, group, rollout_id, base, body)))
-    at = layout.CHECKSUM_AT
-    whole[at : at + layout.CHECKSUM_BYTES] = record_checksum(whole).to_bytes(8, "little")
-    return bytes(whole)
+    before, at = fixed[: layout.CHECKSUM_AT], layout.CHECKSUM_AT + layout.CHECKSUM_BYTES
+    after = b"".join((fixed[at:], run, group, rollout_id, base, body))
+    state = xxhash.xxh3_64(before)  # as `record_checksum`, before there is a record
+    state.update(after)
+    state.update(payload)
+    return b"".join((before, state.intdigest().to_bytes(layout.CHECKSUM_BYTES, "little"), after, payload))
 
 
 def _base(base: Base) -> bytes:
@@ -54,6 +58,7 @@ def _base(base: Base) -> bytes:
 
 
 def _chunk(chunk: Chunk) -> bytes:
+    """All of a chunk's body but its payload."""
     fixed = layout.CHUNK.pack(
         chunk.index, chunk.start, chunk.rows, chunk.top_k, chunk.num_experts,
         wire_dtype(chunk.num_experts).itemsize, layout.CODECS[chunk.codec], layout.ID_SPACE_LOGICAL, 0,
@@ -61,7 +66,7 @@ def _chunk(chunk: Chunk) -> bytes:
     )  # fmt: skip
     layers = b"".join(layer.to_bytes(2, "little") for layer in chunk.layers)
     versions = b"".join(row.to_bytes(4, "little") + _text(version) for row, version in chunk.versions)
-    return b"".join((fixed, layers, versions, chunk.payload))
+    return b"".join((fixed, layers, versions))
 
 
 def _end(end: End) -> bytes:

@@ -11,11 +11,15 @@ import threading
 from moebus.broker import open_broker
 from moebus.observability.clock import SystemClock
 from moebus.observability.log import configure_logging, get_logger
+from moebus.observability.memory import keep_memory
 from moebus.producers.routing.process.child import Child
 from moebus.producers.routing.process.config import ChildConfig
 from moebus.producers.routing.process.journal import Journal
 from moebus.producers.routing.process.locks import child_may_start
 
+_KEEP_BYTES = 16 << 20
+_SWITCH_SECONDS = 0.001
+"""How long one thread may keep Python's lock: a record that is ready must not wait for the encoding of the next."""
 _log = get_logger(__name__)
 
 
@@ -32,6 +36,8 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError, AttributeError):  # being woken must not push the publisher's thread off its core
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     journal_fd, bell, acks, parent = (int(argument) for argument in arguments[:4])
+    keep_memory(_KEEP_BYTES)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     config = ChildConfig.load(sys.stdin.buffer.readline())
     configure_logging(config.log_level, "text" if config.log_format == "text" else "json")
     journal, clock = Journal(journal_fd), SystemClock()

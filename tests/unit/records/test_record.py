@@ -27,6 +27,7 @@ from moebus.schemas.record import (
     stored_checksum,
     unpack,
 )
+from moebus.schemas.record.codec import check_ids, pack
 from tests.support.routes import CARD, attempt_id, make_attempt, make_routes
 
 HEADER = Header("run", "g", "a:0:1:0", 3, attempt_id(7), 2)
@@ -202,3 +203,32 @@ def test_a_frame_that_claims_more_is_not_unpacked() -> None:
             unpack(lying)
     with pytest.raises(BadRecord, match="payload"):
         unpack(replace(big, codec="raw"))
+
+
+def test_what_does_not_shrink_is_not_packed_and_what_does_is() -> None:
+    rng = np.random.default_rng(1)
+    even = rng.integers(0, 256, (2000, 40, 8), dtype=np.uint8)
+    assert pack(even, "zstd") == ("raw", even.tobytes())
+    few = rng.integers(0, 128, (2000, 40, 8), dtype=np.uint8)
+    name, packed = pack(few, "zstd")
+    assert name == "zstd"
+    assert len(packed) < 0.9 * few.nbytes
+    wide = rng.integers(0, 384, (2000, 40, 8)).astype(np.uint16)
+    assert pack(wide, "zstd")[0] == "zstd"
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 8, 16, 17])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_one_pair_anywhere_among_many_rows_is_found(top_k: int, dtype: type[np.unsignedinteger]) -> None:
+    rng = np.random.default_rng(top_k)
+    rows = 70_000 // top_k
+    first = rng.integers(0, 200, (rows, 3, 1))
+    good = ((first + np.arange(top_k) * 7) % 200).astype(dtype)
+    check_ids(good, 200)
+    for _ in range(5 if top_k > 1 else 0):
+        bad = good.copy()
+        row, layer = rng.integers(rows), rng.integers(3)
+        a, b = rng.choice(top_k, 2, replace=False)
+        bad[row, layer, a] = bad[row, layer, b]
+        with pytest.raises(InvalidInput, match="twice"):
+            check_ids(bad, 200)

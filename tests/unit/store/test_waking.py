@@ -1,0 +1,59 @@
+"""A request that waits is woken by a commit, not by a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from moebus.consumers.store.progress import Progress
+from moebus.consumers.store.waking import Changes
+from moebus.observability.clock import SystemClock
+
+
+def test_a_commit_on_another_thread_wakes_it() -> None:
+    progress = Progress(SystemClock())
+    progress.follow(0, 5, 0)
+
+    async def main() -> None:
+        with Changes(progress) as changes:
+            changes.clear()
+            thread = threading.Thread(target=lambda: progress.advance(0, 5))
+            waiting = asyncio.ensure_future(changes.wait(60))
+            await asyncio.sleep(0)
+            thread.start()
+            await asyncio.wait_for(waiting, 0.9)  # below the time after which it looks anyway
+            thread.join()
+
+    asyncio.run(main())
+
+
+def test_a_commit_between_the_question_and_the_wait_is_not_missed() -> None:
+    progress = Progress(SystemClock())
+    progress.follow(0, 5, 0)
+
+    async def main() -> None:
+        with Changes(progress) as changes:
+            changes.clear()
+            progress.advance(0, 5)
+            await asyncio.wait_for(changes.wait(60), 0.9)
+
+    asyncio.run(main())
+
+
+def test_nobody_listens_any_more_afterwards() -> None:
+    progress = Progress(SystemClock())
+    calls: list[int] = []
+    stop = progress.listen(lambda: calls.append(progress.version))
+    progress.follow(0, 5, 0)
+    stop()
+    progress.advance(0, 1)
+    assert calls == [1]
+
+    async def main() -> Changes:
+        with Changes(progress) as changes:
+            await changes.wait(0.0)
+        return changes
+
+    asyncio.run(main())
+    progress.advance(0, 2)  # the loop is gone: nothing to call
+    assert progress.version == 3
