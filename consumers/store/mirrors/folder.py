@@ -7,6 +7,7 @@ happens inside one folder that carries our marker, by handles that follow no lin
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from moebus.consumers.store.mirrors.pdtensor import pdtensor
-from moebus.consumers.store.mirrors.port import Layout, MirrorDown, Shelf, Target
+from moebus.consumers.store.mirrors.port import Layout, MirrorDown, Occupied, Shelf, Target
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import SettingsError
 
@@ -79,7 +80,7 @@ class FolderTarget(Target):
         with self._root() as root, _faults(self.where):
             for shelf in shelves:
                 old = self._fresh()
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, Occupied):
                     _check(root, shelf.rollout_id)
                     os.rename(shelf.rollout_id, old, src_dir_fd=root, dst_dir_fd=root)
                     _remove(root, old)
@@ -88,9 +89,14 @@ class FolderTarget(Target):
         with self._root() as root, _faults(self.where):
             try:
                 held = set(_list(root, shelf.rollout_id))
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, Occupied):
                 return False
             return set(_names(shelf)) <= held
+
+    def life(self) -> str:
+        with self._root() as root:
+            status = os.fstat(root)
+        return f"{status.st_dev}:{status.st_ino}"
 
     def close(self) -> None:
         return None
@@ -170,15 +176,20 @@ def _names(shelf: Shelf) -> Iterator[str]:
 
 
 def _check(root: int, name: str) -> None:
-    """Raises MirrorDown for a folder that holds what we never put there; FileNotFoundError where there is none."""
+    """Raises Occupied where something lies that we never put there; FileNotFoundError where nothing does."""
     known = (f"{name}{_SUFFIX}",)
     for found in _list(root, name):
         if found not in known and not _LAYER.fullmatch(found.removesuffix(_SUFFIX)):
-            raise MirrorDown(f"{name!r} holds {found!r}, which no mirror put there; take it away")
+            raise Occupied(f"its folder holds {found!r}, which no mirror put there")
 
 
 def _list(root: int, name: str) -> list[str]:
-    handle = os.open(name, _FOLDER, dir_fd=root)
+    try:
+        handle = os.open(name, _FOLDER, dir_fd=root)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise Occupied("something that is no folder has its name") from None
+        raise
     try:
         return os.listdir(handle)
     finally:

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from moebus.consumers.store.mirrors.inbox import Inbox
 from moebus.consumers.store.mirrors.ledger import Held, Ledger
-from moebus.consumers.store.mirrors.port import MirrorDown, Shelf, Target
+from moebus.consumers.store.mirrors.port import MirrorDown, Occupied, Shelf, Target
 from moebus.consumers.store.mirrors.source import Wanted
 from moebus.consumers.store.state import AttemptState
+from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.log import get_logger
 from moebus.observability.metrics import Metrics
 from moebus.observability.settings import MirrorSettings
@@ -25,6 +26,7 @@ _log = get_logger(__name__)
 _WAIT = 0.2
 _LONGEST = 30.0
 _DELETES = 256
+_LIFE_EVERY = 1.0
 
 
 class Mirror:
@@ -38,6 +40,7 @@ class Mirror:
         settings: MirrorSettings,
         metrics: Metrics,
         stopping: threading.Event,
+        clock: Clock | None = None,
     ) -> None:
         self.inbox = Inbox(settings.queue_bytes)
         self.down: str | None = None
@@ -47,8 +50,12 @@ class Mirror:
         self._settings = settings
         self._metrics = metrics
         self._stopping = stopping
+        self._clock = clock or SystemClock()
+        self._life: str | None = None
+        self._asked = float("-inf")
         self._scan: Iterator[str] = iter(())
         self._doomed: dict[str, Held] = {}
+        self._at_once = _DELETES
         self._full = False
         self._refused = False
         self._patience = _WAIT
@@ -73,6 +80,7 @@ class Mirror:
             self._scan = self._everything()
         one: str | None = None
         try:
+            self._check_life()
             one = self.inbox.take(0) or next(self._scan, None)
             if one is None:
                 self._flush()
@@ -103,13 +111,24 @@ class Mirror:
             yield held.shelf.rollout_id
         yield from self._wanted.ids()
 
+    def _check_life(self) -> None:
+        """Now and then: a target that was started again holds nothing, though no call ever failed."""
+        if self._clock.monotonic() - self._asked < _LIFE_EVERY:
+            return
+        life = self._target.life()
+        self._asked = self._clock.monotonic()
+        if self._life not in (None, life):
+            _log.warning("mirror.new_life", f"{self._target.where} was started again: what it holds is looked at")
+            self.inbox.look_again()
+        self._life = life
+
     def _settle(self, rollout_id: str) -> None:
         held = self._ledger.get(rollout_id)
         found = self._wanted.find(rollout_id)
         if found is None:
             if held is not None:
                 self._doomed[rollout_id] = held
-            if len(self._doomed) >= _DELETES:
+            if len(self._doomed) >= self._at_once:
                 self._flush()
             return
         self._flush()
@@ -145,7 +164,12 @@ class Mirror:
         if held is not None and held.shelf != shelf:
             self._delete(held)
         self._ledger.put(Held(shelf, b"", size))
-        self._target.put(shelf, fused)
+        try:
+            self._target.put(shelf, fused)
+        except Occupied as error:
+            self._ledger.drop(shelf.rollout_id)
+            self._refuse(state, str(error), None)
+            return
         self._ledger.put(Held(shelf, state.header.attempt, size))
         self._count("put", "ok")
         self._well()
@@ -164,7 +188,9 @@ class Mirror:
             self._target.delete([held.shelf for held in doomed.values()])
         except MirrorDown:
             self.changed(list(doomed))
+            self._at_once = 1  # one of them may be the trouble
             raise
+        self._at_once = min(self._at_once * 2, _DELETES)
         for rollout_id in doomed:
             self._ledger.drop(rollout_id)
         self._count("delete", "ok", len(doomed))
@@ -203,7 +229,6 @@ class Mirror:
         if self.down is not None:
             self.down = None
             _log.info("mirror.resumed", f"{self._target.where} works again")
-            self.inbox.look_again()  # it may have forgotten what it held
         self._metrics.set("moebus_mirror_up", 1, mirror=self._target.kind)
 
     def _fail(self, error: MirrorDown) -> None:

@@ -67,6 +67,11 @@ class P2PTarget(Target):
     def has(self, shelf: Shelf) -> bool:
         return all(self._call(lambda client, key=key: client.exists(key)) for key in _keys(shelf))
 
+    def life(self) -> str:
+        """Redis's own name for its process: started again without a file, it holds nothing. p2pstore has no call for
+        that, so this asks its connection."""
+        return str(self._call(_run_id))
+
     def close(self) -> None:
         self._drop()
         self._loop.close()
@@ -93,7 +98,16 @@ class P2PTarget(Target):
             for transport in client.transports:
                 server = getattr(transport, "_server_socket", None)
                 if server is not None:  # TCP: it leaves its socket open
+                    with contextlib.suppress(OSError):
+                        server.shutdown(socket.SHUT_RDWR)
                     server.close()
+
+
+async def _run_id(client: Any) -> str:
+    redis = client.metadata_client._client
+    info = await asyncio.get_running_loop().run_in_executor(None, redis.info, "server")
+    nodes = [info] if "run_id" in info else info.values()  # a cluster answers by node
+    return " ".join(sorted(str(node["run_id"]) for node in nodes))
 
 
 def _keys(shelf: Shelf) -> list[str]:

@@ -20,6 +20,10 @@ class MirrorDown(Exception):
     """The target cannot be reached or does not take it now; the text says where and why. Later it may."""
 
 
+class Occupied(Exception):
+    """What lies there is not ours, and stays; the text says what it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """Under which names a rollout lies in a target."""
@@ -50,15 +54,20 @@ class Target(Protocol):
         ...
 
     def put(self, shelf: Shelf, fused: RouteArray) -> None:
-        """`fused`: [layers, rows, top_k] as FastDeploy has it. What lay there is replaced. Raises MirrorDown."""
+        """`fused`: [layers, rows, top_k] as FastDeploy has it. What we put there before is replaced. Raises MirrorDown;
+        Occupied where something else lies."""
         ...
 
     def delete(self, shelves: Sequence[Shelf]) -> None:
-        """Those that are not there are no error. Raises MirrorDown."""
+        """Those that are not there, or not ours, are no error. Raises MirrorDown."""
         ...
 
     def has(self, shelf: Shelf) -> bool:
         """Whether all of it is there. Raises MirrorDown."""
+        ...
+
+    def life(self) -> str:
+        """Something that is another once the target may have forgotten what it held. Raises MirrorDown."""
         ...
 
     def close(self) -> None:
