@@ -12,6 +12,7 @@ from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import Headers, LogRecord, OutRecord, TopicPartition
 from moebus.broker.topics import Topics, ensure
 from moebus.consumers.control import ControlWorkerHost, WorkerSpec
+from moebus.engine.port import Engine
 from moebus.engine.simulated import SimulatedEngine
 from moebus.observability.clock import ManualClock
 from moebus.observability.health import Health
@@ -78,7 +79,7 @@ class Lab:
 
     def host(
         self,
-        *engines: SimulatedEngine,
+        *engines: Engine,
         ids: tuple[str, ...] = ("w1", "w2", "w3"),
         labels: Mapping[str, str] | None = None,
         fault: Any = no_fault,
@@ -86,7 +87,10 @@ class Lab:
         ready: bool = True,
     ) -> ControlWorkerHost:
         """A process with one worker per engine: open and ready, or with `threads` not started yet."""
-        specs = [WorkerSpec(name, engine, dict(labels or {})) for name, engine in zip(ids, engines, strict=False)]
+        specs = [
+            WorkerSpec(name, engine, dict(labels or {}), trouble=lambda engine=engine: getattr(engine, "trouble", None))  # type: ignore[misc]
+            for name, engine in zip(ids, engines, strict=False)
+        ]
         host = ControlWorkerHost(
             self.broker, self.topics, specs, clock=self.clock, metrics=self.metrics, health=self.health, fault=fault,
             threads=threads, rng=random.Random(next(self._boots)), grace=1.0,

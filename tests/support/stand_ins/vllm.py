@@ -54,6 +54,13 @@ class VllmStandIn:
         self._begin()
         self.running.boot(self._app)
 
+    def unplug(self) -> None:
+        """Out of reach, with its memory as it is."""
+        self.running.kill()
+
+    def plug(self) -> None:
+        self.running.boot(self._app)
+
     def _begin(self) -> None:
         self.core.stop()
         self.core = Core(self._weights, self.bugs)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.unit.engine.vllm.rig import new
+from tests.support.vllm import new
 
 __all__ = ["new"]

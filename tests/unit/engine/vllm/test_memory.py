@@ -8,8 +8,8 @@ from moebus.engine.port import EngineFailed, EngineTimeout, EngineUnknown, Level
 from moebus.schemas.tags import ALL_TAGS, Tag
 from tests.support.background import Background
 from tests.support.deadlines import Left
+from tests.support.vllm import CACHE, WEIGHT, New
 from tests.support.wait import wait_until
-from tests.unit.engine.vllm.rig import CACHE, WEIGHT, New
 
 LEVELS: tuple[Level, ...] = ("offload", "discard")
 RECENT = (True, False)

@@ -17,8 +17,8 @@ from moebus.engine.port import (
 )
 from tests.support.background import Background
 from tests.support.deadlines import Left
+from tests.support.vllm import New
 from tests.support.wait import wait_until
-from tests.unit.engine.vllm.rig import New
 
 MODES: tuple[PauseMode, ...] = ("abort", "wait", "keep")
 
