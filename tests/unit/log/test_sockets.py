@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 
-from kafka.net.inet import KafkaNetSocket
-
-from moebus.broker.kafka.sockets import DIRECT, PIECE, WideSocket
+from moebus.broker.kafka.sockets import DIRECT, PIECE, DirectSocket, WideSocket
 
 
 def test_one_read_takes_all_that_is_there_up_to_the_piece() -> None:
-    maker = KafkaNetSocket(DIRECT)
+    maker = DirectSocket(DIRECT)
     with socket.create_server(("127.0.0.1", 0)) as server, maker.socket(socket.AF_INET) as client:
         assert isinstance(client, WideSocket)
         client.connect(server.getsockname())
