@@ -15,11 +15,13 @@ from moebus.consumers.control import ControlWorkerHost, WorkerSpec
 from moebus.consumers.generate import generate_route
 from moebus.engine.http import ServerEngine
 from moebus.engine.port import Engine, GeneratingEngine
+from moebus.observability.log import get_logger
 from moebus.producers.routing import RoutingPublisher
 from moebus.schemas.errors import MoebusError
 from moebus.schemas.model_card import ModelCard
 
 _CLOSE_SECONDS = 5.0
+_log = get_logger(__name__)
 
 
 class Side(Protocol):
@@ -55,22 +57,21 @@ class InProcess:
         return [generate_route(self.engine, lambda: self._publisher, self._service.metrics)]
 
     def open(self, broker: Broker) -> None:
+        """The publisher opens its own connection: by default in a process of its own, beside this one's lock."""
         service = self._service
-        self._publisher = RoutingPublisher(
-            broker,
-            service.topics,
-            run=self._run,
-            card=self._card,
-            options=service.settings.publisher,
-            metrics=service.metrics,
+        self._publisher = RoutingPublisher.from_settings(
+            run=self._run, card=self._card, settings=service.settings, metrics=service.metrics
         )
+        service.health.add_ready("publisher", self._publisher.problem)
 
     def trouble(self) -> str | None:
         return None
 
     def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close(_CLOSE_SECONDS)
+        left = [] if self._publisher is None else self._publisher.close(_CLOSE_SECONDS)
+        if left:
+            text = f"{len(left)} rollouts are unsent: {', '.join(left[:20])}{', ...' if len(left) > 20 else ''}"
+            _log.error("routes.unsent", text, count=len(left))
 
 
 class Sidecar:

@@ -13,6 +13,8 @@ from pathlib import Path
 from moebus.schemas.errors import FatalError
 
 _GRACE = 10.0
+_SMALL = {"MOEBUS_PUBLISHER__MAX_BYTES": str(32 << 20), "MOEBUS_PUBLISHER__ORPHAN_SECONDS": "5"}
+"""The demo's rollouts are small, and without its Kafka there is nobody to send to."""
 
 
 class ProcessDied(FatalError):
@@ -53,8 +55,9 @@ class Processes:
             command += ["--parent-pid", str(os.getpid())]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**_SMALL, **os.environ},
+            )  # fmt: skip
         running = Running(name, process, log)
         self.running.append(running)
         return running
