@@ -99,7 +99,7 @@ class VllmWeights:
     def restore(self, deadline: Deadline) -> None:
         """Loads the committed version again, into memory that holds nothing."""
         belief = self._state.known
-        if belief.source is None or belief.version is None:
+        if belief.source is None:
             raise EngineFailed("wakeup: the source of the committed weights is not known; update the weights")
         try:
             self._api.reload(belief.source or None, deadline)
@@ -108,11 +108,12 @@ class VllmWeights:
         self._state.change(belief.life, lambda old: old.loaded(belief.version, belief.source))
         self.mark(belief.version, belief.life, deadline)
 
-    def mark(self, label: str, life: str, deadline: Deadline) -> None:
-        """Says what the weights are, here and in the server, which remembers it while its worker restarts."""
+    def mark(self, label: str | None, life: str, deadline: Deadline) -> None:
+        """Says what the weights are, here and in the server, which remembers it while its worker restarts. None: a
+        version without a name, of a server that has no labels."""
         if label in (EMPTY, MIXED):
             self._state.change(life, lambda old: replace(old, weights="empty" if label == EMPTY else "mixed"))
-        if self._state.labelled:
+        if self._state.labelled and label is not None:
             self._api.label(label, Span(min(max(deadline.remaining(), 1.0), LABEL_S)))
 
     def unmark(self, now: Now, deadline: Deadline) -> None:
