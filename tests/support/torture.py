@@ -26,7 +26,7 @@ from moebus.broker.ports import LogRecord
 from moebus.broker.topics import Topics, ensure
 from moebus.consumers.reader import RoutingReader
 from moebus.consumers.reader.stream import StreamOptions
-from moebus.consumers.store import RouteStore, StoreOptions, store_routes
+from moebus.consumers.store import RouteStore, StoreOptions, partition, removal, store_routes
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.partition import Partition
 from moebus.consumers.store.view import View, rows_of
@@ -56,7 +56,7 @@ class Plan:
     seed: int
     seconds: float = 120.0
     minutes: float = 20.0
-    pace: float = 0.3
+    pace: float = 1.0
     quota: int | None = None
     sync: bool = True
 
@@ -142,12 +142,14 @@ class Torture:
         self._given: set[bytes] = set()
 
     def run(self) -> None:
-        interval = sys.getswitchinterval()
+        usual = (sys.getswitchinterval(), removal.AT_ONCE, partition.REMOVE_SLICE)
         sys.setswitchinterval(0.0005)  # stores and readers share one process here, and ask each other all the time
+        removal.AT_ONCE, partition.REMOVE_SLICE = 1, 3  # so that deletes are under way most of the time
         try:
             self._run()
         finally:
-            sys.setswitchinterval(interval)
+            sys.setswitchinterval(usual[0])
+            removal.AT_ONCE, partition.REMOVE_SLICE = usual[1:]
 
     def _run(self) -> None:
         for slot in self._slots:
@@ -190,7 +192,7 @@ class Torture:
 
     def _weather(self, rng: random.Random) -> None:
         """Stores come and go; now and then no broker answers."""
-        while not self._over.wait(rng.uniform(0.3, 1.5)):
+        while not self._over.wait(rng.uniform(0.5, 3.0)):
             slot = rng.choice(self._slots)
             if slot.store is None:
                 some = tuple(sorted(rng.sample(range(PARTITIONS), 5)))
@@ -342,20 +344,19 @@ class Torture:
             return "not ready" if not found else str([len(a ^ b) for a, b in zip(found, wanted, strict=True)])
 
         try:
-            wait_until(lambda: ids() == wanted, 60)
+            wait_until(lambda: ids() == wanted, 300, step=0.1)
         except AssertionError:
             raise AssertionError(f"store {slot.number} differs from the model by partition: {differs()}") from None
-        for partition, model, held in zip(slot.partitions, models, whole, strict=True):
-            view = View(partition)
+        for one, model, held in zip(slot.partitions, models, whole, strict=True):
+            view = View(one)
             for state in view.page("run", None, b"", 1_000_000):
                 assert state.end is not None
                 found = [*rows_of(view, view.plan(state, 0, state.end.rows))]
                 want = held[state.header.attempt]
                 assert sum(map(len, found)) == len(want)
                 assert not len(want) or np.array_equal(np.concatenate(found), want)
-            assert partition.figures().whole == len(held)
-            used = {one.run: (one.used_bytes, one.open_bytes) for one in partition.runs()}
-            assert used.get("run", (0, 0)) == model.usage("run", now_ms), slot.number
+            count, usage = len(held), model.usage("run", now_ms)
+            wait_until(lambda: _held(one) == (count, usage), 60, f"{(count, usage)} in store {slot.number}")  # noqa: B023
 
     def _stream_gave(self, models: list[LogModel]) -> None:
         with self._reader() as reader:
@@ -371,6 +372,12 @@ class Torture:
             assert all(one.runs() == [] for one in slot.partitions)
 
 
-def _blobs(partition: Partition) -> bool:
-    with partition.reading() as (tables, _):
+def _held(one: Partition) -> tuple[int, tuple[int, int]]:
+    """Whole attempts, and the bytes that the run uses: of whole and of open ones."""
+    used = {run.run: (run.used_bytes, run.open_bytes) for run in one.runs()}
+    return one.figures().whole, used.get("run", (0, 0))
+
+
+def _blobs(held: Partition) -> bool:
+    with held.reading() as (tables, _):
         return next(iter(tables._keys("blobs")), None) is not None

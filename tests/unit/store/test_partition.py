@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -122,17 +123,49 @@ def test_base_rows_outlive_the_base_and_are_freed_after_the_last_user(partition:
     assert (blobs(partition), partition.figures().whole) == (0, 0)
 
 
-def test_many_rollouts_under_one_prefix_go_at_once(partition: Partition) -> None:
+def test_many_rollouts_under_one_prefix_are_gone_at_once_and_taken_away_in_slices(
+    partition: Partition, tmp_path: Path
+) -> None:
     for number in range(1, 1500):
         feed_quietly(partition, make_attempt(f"p:{number}", number=number, rows=1, group="g"))
         if number % 100 == 0:
             partition.commit()
     partition.commit()
     assert partition.figures().whole == 1499
+    first, last = make_attempt("p:1", number=1, rows=1), make_attempt("p:1499", number=1499, rows=1, group="g")
     partition.apply(partition.next_offset or 0, encode(Delete("run", "p", attempt_id(9999))), 0)
-    assert partition.commit().removed == {"delete": 1499}
+    assert state_of(partition, last) == "gone"
+    assert partition.commit().removed == {"delete": 50}
+    # half way: nothing is seen of it, nothing goes on from it, what comes late is refused, new epochs are not
+    assert View(partition).page("run", None, b"", 10) == []
+    assert (state_of(partition, last), state_of(partition, first)) == ("gone", "unknown")
+    turn = make_attempt("q", number=3000, rows=2, base=Base(attempt_id(1499), 1, "p:1499"), group="g")
+    new = make_attempt("p:1499", number=3001, rows=2, epoch=1, group="g")
+    assert feed(partition, *turn.records)[0] == "quarantined"
+    assert feed(partition, *last.records) == ["refused"] * 2
+    assert feed(partition, *new.records) == ["stored", "completed"]
+    partition.close()
+    again = open_at(tmp_path)  # a restart goes on with it
+    assert state_of(again, last) == "gone"
+    removed: Counter[str] = Counter()
+    while again.tidy(0):
+        removed += again.commit().removed
+    removed += again.commit().removed
+    assert removed == {"delete": 1449}
+    assert (blobs(again), again.figures().whole) == (1, 1)
+    assert [one.key.rollout_id for one in View(again).page("run", None, b"", 10)] == ["p:1499"]
+    again.close()
+
+
+def test_a_clear_of_many_is_the_same(partition: Partition) -> None:
+    for number in range(1, 300):
+        feed_quietly(partition, make_attempt(f"p:{number}", number=number, rows=1, group="g"))
+    kept = make_attempt("p:5", number=900, epoch=1)
+    feed(partition, *kept.records)
+    feed(partition, encode(Delete("run", "p", attempt_id(9998))), encode(Clear("run", 0, attempt_id(9999))))
+    assert [one.header.attempt for one in View(partition).page("run", None, b"", 10)] == [kept.header.attempt]
     drain(partition)
-    assert (blobs(partition), partition.figures().whole) == (0, 0)
+    assert (blobs(partition), partition.figures().whole) == (1, 1)
 
 
 def feed_quietly(partition: Partition, attempt: Attempt) -> None:
