@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from moebus.engine.http import EngineServer
-from moebus.engine.port import Deadline, EngineFailed, EngineUnknown
+from moebus.engine.port import Deadline, EngineFailed, EngineRefused, EngineUnknown, Unsupported
 from moebus.schemas.errors import MoebusError
 
 V1 = "FastDeploy 2.6 or newer, with --dynamic-load-weight and FD_ENABLE_V1_UPDATE_WEIGHTS=1"
 LOOK_S = 0.4
+PATIENT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Api:
     def __init__(self, server: EngineServer) -> None:
         self._server = server
 
-    def is_paused(self, within: float = LOOK_S) -> bool:
+    def is_paused(self, within: float = PATIENT_S) -> bool:
         """It waits for a control call under way: EngineUnreachable where that takes longer than `within`."""
         found = self._server.look("/v1/is_paused", within).field("result")
         paused = found.get("is_paused") if isinstance(found, dict) else None
@@ -36,9 +38,14 @@ class Api:
             raise EngineFailed("/v1/is_paused: an answer without result.is_paused; is this a FastDeploy server?")
         return paused
 
-    def config(self) -> Config:
+    def greet(self, within: float) -> None:
+        """A look, so that a server that is gone is noticed. Raises EngineUnreachable."""
+        with suppress(EngineRefused, EngineFailed, Unsupported):
+            self._server.look("/health", within)
+
+    def config(self, within: float) -> Config:
         try:
-            found = self._server.look("/config-info").field("load_config")
+            found = self._server.look("/config-info", within).field("load_config")
         except MoebusError:
             return Config()
         if not isinstance(found, dict):

@@ -7,18 +7,19 @@ is asked for again. Its wakeup opens admission: this engine closes it again behi
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from moebus.engine.fastdeploy.api import Api, Config
+from moebus.engine.fastdeploy.api import LOOK_S, Api, Config
 from moebus.engine.fastdeploy.update import Update
 from moebus.engine.fastdeploy.wake import Waking
 from moebus.engine.http import Belief, EngineServer, Lives
 from moebus.engine.http.known import Known
+from moebus.engine.http.lifeline import Lifeline
 from moebus.engine.http.notes import Notes, default_home
 from moebus.engine.http.span import Span
 from moebus.engine.port import (
@@ -28,7 +29,6 @@ from moebus.engine.port import (
     EngineFailed,
     EngineRefused,
     EngineTimeout,
-    EngineUnauthorized,
     EngineUnknown,
     EngineUnreachable,
     Inspection,
@@ -54,10 +54,13 @@ class FastDeployEngine:
 
     kind = "fastdeploy"
 
-    def __init__(self, server: EngineServer, *, notes: Notes | None = None) -> None:
-        """Connects to nothing."""
+    def __init__(self, server: EngineServer, *, notes: Notes | None = None, look_s: float = LOOK_S) -> None:
+        """Connects to nothing. `look_s`: what each look of an inspection may take."""
         self._server = server
+        self._line = Lifeline(server.url)
+        self._watcher = uuid.uuid4().hex[:12]
         self._api = Api(server)
+        self._look_s = look_s
         self._known = Known(Lives(server, self._boot), notes or Notes(None, server.url), keeps=_kept)
         self._waking = Waking(self._api)
         self._update = Update(self._api, self._known)
@@ -84,7 +87,7 @@ class FastDeployEngine:
 
     def capabilities(self) -> Capabilities:
         """Of a server that does not tell how it was started: of one with every flag."""
-        self._config = self._config or self._api.config()
+        self._config = self._config or self._api.config(self._look_s)
         tags = set(ALL_TAGS) if self._config.dynamic is not False else set()
         if self._config.strategy == "rsync":
             tags.discard(Tag.WEIGHT)  # it can be put to sleep and not be woken
@@ -107,7 +110,7 @@ class FastDeployEngine:
         """How many requests it has FastDeploy tells only in its metrics: 0."""
         belief = self._known.now()
         try:
-            self._paused = self._api.is_paused()
+            self._paused = self._api.is_paused(self._look_s)
         except EngineUnreachable:
             if not self._known.busy:  # it waits behind a call of ours
                 raise
@@ -143,7 +146,7 @@ class FastDeployEngine:
             raise
         except MoebusError as error:
             self._open_again(belief, error)
-        if not self._api.is_paused(SETTLE_S):
+        if not self._api.is_paused():
             raise EngineFailed("pause: the server says success and that it is not paused")
         self._known.set(replace(self._known.belief, paused=True))
         return PauseResult(0, 0, 0, idle_confirmed=not foreign)
@@ -177,7 +180,7 @@ class FastDeployEngine:
         self._known.set(replace(belief, paused=False))
         with self._known.calling():
             self._twice(lambda: self._api.resume(Span(CALL_S)))
-        if self._api.is_paused(SETTLE_S):
+        if self._api.is_paused():
             raise EngineFailed("resume: the server says success and that it is paused")
 
     def abort_requests(self, ids: Sequence[str] | None) -> list[str]:
@@ -258,13 +261,13 @@ class FastDeployEngine:
         raise Unsupported("transfer: FastDeploy fetches its weights itself; use update_weights")
 
     def close(self) -> None:
+        self._line.close()
         self._server.close()
 
-    def _boot(self) -> str | None:
-        """A look, so that a server that is gone is noticed. It says nothing of its start."""
-        with suppress(EngineUnauthorized, EngineFailed):
-            self._server.look("/health")
-        return None
+    def _boot(self) -> str:
+        """FastDeploy says nothing of its start: whatever ended a connection counts as one, and so does a new worker."""
+        self._api.greet(self._look_s)
+        return f"{self._watcher}-{self._server.losses}-{self._line.losses()}"
 
 
 def _kept(old: Belief, life: str) -> Belief:

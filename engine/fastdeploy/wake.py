@@ -48,7 +48,7 @@ class Waking:
         behind.join(max(deadline.remaining(), 0.0))
         try:
             self._api.pause(deadline)
-            closed = self._api.is_paused(5.0)
+            closed = self._api.is_paused()
         except MoebusError as failure:
             raise EngineUnknown(f"{error or 'woken'}; it may serve, as the pause behind failed: {failure}") from error
         if not closed:

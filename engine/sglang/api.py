@@ -14,7 +14,7 @@ NAMES = {Tag.WEIGHT: "weights", Tag.KV_CACHE: "kv_cache"}
 SAVER = "--enable-memory-saver"
 _USAGE = {Tag.WEIGHT: "weight", Tag.KV_CACHE: "kvcache"}
 _GIB = 1 << 30
-INFO_S = 2.0
+PATIENT_S = 5.0
 LOOK_S = 0.3
 """Three looks make an inspection, which has 1 s."""
 
@@ -51,7 +51,7 @@ class Api:
     def __init__(self, server: EngineServer) -> None:
         self._server = server
 
-    def info(self, within: float = INFO_S) -> Info:
+    def info(self, within: float = PATIENT_S) -> Info:
         found = _object(self._server.look("/server_info", within), "/server_info")
         states = found.get("internal_states")
         state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
@@ -72,14 +72,14 @@ class Api:
             sizes=sizes,
         )
 
-    def load(self) -> Load:
+    def load(self, within: float = PATIENT_S) -> Load:
         """`/v1/loads`, on servers before it `/get_load`."""
         try:
-            reply = self._server.look("/v1/loads", LOOK_S, params={"include": "core"})
+            reply = self._server.look("/v1/loads", within, params={"include": "core"})
             ranks = _object(reply, "/v1/loads").get("loads")
             waiting, running = "num_waiting_reqs", "num_running_reqs"
         except Unsupported:
-            ranks = self._server.look("/get_load", LOOK_S).body
+            ranks = self._server.look("/get_load", within).body
             waiting, running = "num_waiting_reqs", "num_reqs"
         if not isinstance(ranks, list) or not ranks or not all(isinstance(one, dict) for one in ranks):
             raise EngineFailed("/v1/loads: an answer without the load of any scheduler")
@@ -88,9 +88,9 @@ class Api:
         tokens = sum(_count(one, "num_used_tokens") + _count(one, "num_tokens") for one in ranks)
         return Load(total if running == "num_running_reqs" else total - held, held, tokens)
 
-    def weight_version(self) -> str | None:
+    def weight_version(self, within: float = PATIENT_S) -> str | None:
         """The label that the server gives its weights; `default` until one is set."""
-        label = _object(self._server.look("/model_info", LOOK_S), "/model_info").get("weight_version")
+        label = _object(self._server.look("/model_info", within), "/model_info").get("weight_version")
         return label if isinstance(label, str) else None
 
     def post(self, path: str, body: Mapping[str, Any], deadline: Deadline, needs: str = "") -> Reply:

@@ -65,11 +65,13 @@ class SGLangEngine:
         notes: Notes | None = None,
         keep: KeepMode = "in_place",
         rest: Callable[[float], None] = time.sleep,
+        look_s: float = LOOK_S,
     ) -> None:
-        """Connects to nothing."""
+        """Connects to nothing. `look_s`: what each look of an inspection may take."""
         self._server = server
         self._api = Api(server)
-        lives = Lives(server, lambda: self._read_info(LOOK_S).boot)
+        self._look_s = look_s
+        lives = Lives(server, lambda: self._read_info(look_s).boot)
         self._known = Known(lives, notes or Notes(None, server.url))
         self._keep: KeepMode = keep
         self._drain = Drain(self._api, rest)
@@ -99,7 +101,7 @@ class SGLangEngine:
         """Of a server that has not answered yet: of one with every flag."""
         info = self._info
         with suppress(MoebusError):
-            info = info or self._read_info(LOOK_S)
+            info = info or self._read_info(self._look_s)
         saver = info is None or info.memory_saver
         backup = info is None or info.cpu_backup
         weight: frozenset[Level] = _LEVELS if backup else frozenset(("discard",))
@@ -120,7 +122,7 @@ class SGLangEngine:
     def inspect(self) -> Inspection:
         belief = self._known.now()
         try:
-            self._last = (self._api.load(), self._api.weight_version())
+            self._last = (self._api.load(self._look_s), self._api.weight_version(self._look_s))
         except EngineUnreachable:
             if not self._known.busy:  # while a call of ours keeps the scheduler, the last look stands
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from tests.support.stand_ins.fastdeploy import StandIn, application
 from tests.support.stand_ins.running import Faults, Running
 from tests.support.stand_ins.shared import shared
 
+LOOK_S = 10.0
+"""A busy machine is no lost server."""
+
 
 @dataclass
 class Rig:
@@ -24,6 +27,7 @@ class Rig:
     running: Running
     engine: FastDeployEngine
     home: Path
+    others: list[FastDeployEngine] = field(default_factory=list)
 
     @property
     def net(self) -> Faults:
@@ -35,7 +39,8 @@ class Rig:
     def again(self) -> FastDeployEngine:
         """The engine of the worker's next process, after this one was killed."""
         server = EngineServer(self.running.url)
-        return FastDeployEngine(server, notes=Notes(self.home, server.url))
+        self.others.append(FastDeployEngine(server, notes=Notes(self.home, server.url), look_s=LOOK_S))
+        return self.others[-1]
 
     def ask(self, name: str) -> int:
         """A chat request; its number."""
@@ -48,9 +53,11 @@ def fastdeploy(home: Path, at: StandIn | None = None) -> Iterator[Rig]:
     at = at or StandIn()
     with shared(application(at)) as running:
         server = EngineServer(running.url)
-        engine = FastDeployEngine(server, notes=Notes(home, server.url))
+        engine = FastDeployEngine(server, notes=Notes(home, server.url), look_s=LOOK_S)
+        rig = Rig(at, running, engine, home)
         try:
-            yield Rig(at, running, engine, home)
+            yield rig
         finally:
             at.go.set()
-            engine.close()
+            for made in (engine, *rig.others):
+                made.close()

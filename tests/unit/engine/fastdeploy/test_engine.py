@@ -317,17 +317,23 @@ def test_the_next_process_of_the_worker_knows_what_sleeps(rig: Rig) -> None:
     assert engine.identity() != rig.engine.identity()  # nothing proves that it is the same server
 
 
-def test_a_lost_connection_is_another_identity(tmp_path: Path) -> None:
+def test_a_restart_is_another_identity(tmp_path: Path) -> None:
     running = Running(application(StandIn()))
     engine = FastDeployEngine.connect(running.url, home=tmp_path)
     known = engine.identity()
     assert engine.identity() == known
     running.kill()
-    assert engine.identity() == known  # nothing answers, nothing serves
+    running.boot(application(StandIn()))  # between two looks: nothing was asked in vain
+    after = engine.identity()
+    assert after != known
+    assert engine.identity() == after
+    running.kill()
+    gone = engine.identity()  # nothing answers, nothing serves
     with pytest.raises(EngineUnreachable):
         engine.inspect()
+    assert engine.identity() == gone
     running.boot(application(StandIn()))
-    assert engine.identity() != known
+    assert engine.identity() not in (known, after)
     engine.close()
     running.kill()
 
@@ -434,6 +440,7 @@ def test_an_inspection_during_a_long_call_is_the_last_one(rig: Rig) -> None:
         rig.engine.sleep(tag, "discard", Left())
     rig.engine.inspect()
     rig.at.faults.slow_wake = True
+    rig.engine._look_s = 0.1
     waking = Background(lambda: rig.engine.wakeup(Tag.WEIGHT, "restore", Left()))
     wait_until(lambda: rig.net.calls[-1].endswith("/v1/pause"), 30, "the pause behind the wakeup")
     assert rig.engine.inspect().paused

@@ -15,6 +15,9 @@ from tests.support.stand_ins.running import Faults, Running
 from tests.support.stand_ins.sglang import StandIn, application
 from tests.support.stand_ins.shared import shared
 
+LOOK_S = 10.0
+"""A busy machine is no lost server."""
+
 
 @dataclass
 class Rig:
@@ -36,7 +39,9 @@ class Rig:
     def again(self) -> SGLangEngine:
         """The engine of the worker's next process, after this one was killed."""
         server = EngineServer(self.running.url)
-        return SGLangEngine(server, allowed_roots=[str(self.home)], notes=Notes(self.home, server.url), rest=_rest)
+        return SGLangEngine(
+            server, allowed_roots=[str(self.home)], notes=Notes(self.home, server.url), rest=_rest, look_s=LOOK_S
+        )
 
 
 def _rest(seconds: float) -> None:
@@ -50,7 +55,9 @@ def sglang(home: Path, at: StandIn | None = None, keep: KeepMode = "in_place") -
         server = EngineServer(running.url)
         rests: list[float] = []
         notes = Notes(home, server.url)
-        engine = SGLangEngine(server, allowed_roots=[str(home)], notes=notes, keep=keep, rest=rests.append)
+        engine = SGLangEngine(
+            server, allowed_roots=[str(home)], notes=notes, keep=keep, rest=rests.append, look_s=LOOK_S
+        )
         try:
             yield Rig(at, running, engine, home, rests)
         finally:
