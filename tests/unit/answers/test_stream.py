@@ -67,9 +67,10 @@ def test_text_cut_anywhere(data: st.DataObject, end: str) -> None:
     check_generate(stream)
 
 
-def test_data_of_several_lines_and_characters_cut_in_two() -> None:
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_data_of_several_lines_and_characters_cut_in_two(end: str) -> None:
     chunk = json.dumps({**generate_chunks()[0], "note": "é"}, ensure_ascii=False, indent=1)
-    raw = "".join(f"data: {line}\n" for line in chunk.split("\n")).encode() + b"\n"
+    raw = "".join(f"data: {line}{end}" for line in chunk.split("\n")).encode() + end.encode()
     stream = vllm.RouteStream(CARD, prompt_token_ids=PROMPT)
     for place in range(len(raw)):
         stream.feed_text(raw[place : place + 1])

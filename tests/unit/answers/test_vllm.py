@@ -94,9 +94,12 @@ def test_a_start_offset(start: int) -> None:
     (one,) = decode_routes(vllm(described(WIDE[start:], start=start)), CARD)  # the object says it itself
     assert (one.start, one.rows) == (start, ROWS)
     before, after = WIDE[start : len(PROMPT)], WIDE[len(PROMPT) :]
+    apart = vllm(npy(after), prompt_routed_experts=npy(before))
     if start <= len(PROMPT):
-        (one,) = decode_routes(vllm(npy(after), prompt_routed_experts=npy(before)), CARD, start)
-        assert np.array_equal(one.routes, ROUTES[start:])
+        assert np.array_equal(decode_routes(apart, CARD, start)[0].routes, ROUTES[start:])
+    else:
+        with pytest.raises(InvalidInput, match=f"start: {start} is behind the 5 tokens of the prompt"):
+            decode_routes(apart, CARD, start)
 
 
 def test_a_start_that_cannot_be() -> None:
