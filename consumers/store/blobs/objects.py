@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,6 +28,10 @@ T = TypeVar("T")
 _AT_ONCE = 32
 _RETRIES = 3
 _MARKER = "moebus-blobs"
+_SAID = tuple(
+    re.compile(text) for text in (r"status code: (\d+ [\w ]+)", r"<Code>(.*?)</Code>", r"<Message>(.*?)</Message>")
+)
+_TIME = re.compile(r" in [\d.]+[mµn]?s\b")
 _FAULTS = (BaseError, OSError, ValueError)
 
 
@@ -210,6 +215,8 @@ def _persist(folder: Path, name: str) -> None:
 
 
 def _short(error: Exception) -> str:
-    """obstore's errors go on for a page."""
+    """obstore's errors go on for a page. What a server said is enough; and the same fault is the same text."""
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    said = [match[1] for match in (pattern.search(text) for pattern in _SAID) if match is not None]
+    text = ": ".join(said) if said else _TIME.sub("", text)
     return text if len(text) <= 300 else text[:297] + "..."
