@@ -1,4 +1,5 @@
-"""kill -9 of a worker, of the store and of the broker in the middle of a round (issue: nothing acknowledged is lost).
+"""kill -9 of a worker, of the process that sends its routes, of the store and of the broker in the middle of a round
+(issue: nothing acknowledged is lost); SIGTERM of a worker whose routes are on their way.
 
 Real processes, a Kafka of the test's own, simulated engines (their routes can be computed again exactly).
 """
@@ -6,11 +7,14 @@ Real processes, a Kafka of the test's own, simulated engines (their routes can b
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -21,6 +25,7 @@ from moebus.broker.ports import Broker, TopicPartition
 from moebus.broker.topics import Topics
 from moebus.consumers.reader import RoutingReader
 from moebus.producers.control import ControlClient
+from moebus.schemas.route_ref import RouteRef
 from tests.support.processes import Launcher, launcher
 from tests.support.rounds import Driver, check_whole, true_routes
 from tests.support.wait import wait_until
@@ -85,7 +90,7 @@ def urls(control: ControlClient) -> list[str]:
     return sorted(str(member.state.http) for member in members)
 
 
-@pytest.mark.parametrize("victim", ["worker", "store", "broker"])
+@pytest.mark.parametrize("victim", ["worker", "publisher", "store", "broker"])
 def test_nothing_acknowledged_is_missing(victim: str, fleet: Launcher, cluster: LocalCluster, broker: Broker) -> None:
     topics = Topics(fleet.prefix)
     workers = {name: fleet.worker(name, "--run", RUN) for name in ("w1", "w2")}
@@ -106,6 +111,10 @@ def test_nothing_acknowledged_is_missing(victim: str, fleet: Launcher, cluster: 
             if victim == "worker":
                 workers["w1"].kill9()
                 workers["w1"] = fleet.worker("w1", "--run", RUN)
+            elif victim == "publisher":
+                sending = wait_until(workers["w1"].publisher_pid, 30, "its publisher's process")
+                os.kill(sending, signal.SIGKILL)
+                wait_until(lambda: workers["w1"].publisher_pid() not in (0, sending), 30, "another one")
             elif victim == "store":
                 store.kill9()
                 store = fleet.store()
@@ -127,6 +136,37 @@ def test_nothing_acknowledged_is_missing(victim: str, fleet: Launcher, cluster: 
         expected = true_routes(one.version, one.tokens, one.ref.rows)
         np.testing.assert_array_equal(watcher.seen[one.ref.attempt], expected)
     assert {one.version for one in driver.acknowledged} == {"initial", "step-1"}
+
+
+def test_sigterm_sends_what_was_generated_and_leaves_nothing_running(
+    fleet: Launcher, cluster: LocalCluster, broker: Broker
+) -> None:
+    topics = Topics(fleet.prefix)
+    worker = fleet.worker("w1", "--run", RUN)
+    worker.wait_log("service.ready")
+    sending = worker.publisher_pid()
+    assert sending, "a process of its own sends, without a setting"
+    with ControlClient(broker, topics) as control:
+        (url,) = wait_until(lambda: urls(control), 30, "the worker")
+    cluster.freeze()  # nothing is acknowledged yet
+    try:
+        refs = [_generate(url, number) for number in range(20)]
+        worker.process.send_signal(signal.SIGTERM)
+    finally:
+        cluster.thaw()
+    assert worker.wait_exit(30) == 0
+    wait_until(lambda: not Path(f"/proc/{sending}").exists(), 30, "its publisher's process to be gone")
+    fleet.store().wait_log("service.ready")
+    with RoutingReader(broker, topics, run=RUN) as reader:
+        for ref in refs:
+            assert reader.get(ref.rollout_id, attempt=ref.attempt, wait=60).status == "complete"
+
+
+def _generate(url: str, number: int) -> RouteRef:
+    body = {"token_ids": [1, 2, 3, number], "rollout_id": f"s:{number}:0:0", "max_tokens": 4, "seed": number}
+    answer = httpx.post(f"{url}/v1/generate", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return RouteRef.from_dict(answer.json()["route_ref"])
 
 
 def _all_there(broker: Broker, topics: Topics, driver: Driver) -> None:

@@ -38,6 +38,15 @@ class Service:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def publisher_pid(self) -> int:
+        """Of the process that sends this worker's routes; 0 while there is none."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.pid and b"moebus RoutingPublisher" in (entry / "cmdline").read_bytes():
+                    return int(entry.name)
+        return 0
+
     def wait_exit(self, timeout: float) -> int:
         return self.process.wait(timeout)
 
@@ -110,8 +119,9 @@ def launcher(directory: Path, bootstrap: str, prefix: str) -> Iterator[Launcher]
 
 
 def _environment() -> dict[str, str]:
-    """Without settings of the developer's shell."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("MOEBUS_")}
+    """Without the developer's settings. Journals are small; who has lost its worker and its Kafka ends."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MOEBUS_")}
+    return {**kept, "MOEBUS_PUBLISHER__MAX_BYTES": str(16 << 20), "MOEBUS_PUBLISHER__ORPHAN_SECONDS": "5"}
 
 
 def kcat(bootstrap: str, *arguments: str, stdin: bytes | None = None, timeout: float = 30.0) -> bytes:
