@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,14 @@ from moebus.engine.paddle.model import Route, Tensor
 from moebus.engine.paddle.reference import whole_logits
 from moebus.engine.paddle.routing import OwnRouting, gate_weights, top_experts
 from moebus.engine.paddle.runtime import load_paddle
-from moebus.schemas.errors import InvalidInput
+from moebus.schemas.errors import FatalError, InvalidInput
 from moebus.schemas.model_card import ModelCard
 
 BoolRows = npt.NDArray[np.bool_]
+
+
+class ReplayUnused(FatalError):
+    """A forward has not asked for the routes that it was to replay; the text names the layers."""
 
 
 class RouterReplay:
@@ -46,11 +50,52 @@ class RouterReplay:
         self._ids = routes.astype(np.int64)  # int64 before any kernel sees them: narrow ids are misread by some
         self._own = load_paddle().to_tensor(~self.valid[:, None]) if not self.valid.all() else None
         self._index = {layer: position for position, layer in enumerate(card.moe_layers)}
+        self._forwards = dict.fromkeys(card.moe_layers, 0)
 
     @property
     def rows_used(self) -> int:
         """Rows whose recorded experts are used."""
         return int(self.valid.sum())
+
+    @property
+    def forwards(self) -> dict[int, int]:
+        """How often each layer has asked for its routes."""
+        return dict(self._forwards)
+
+    def check_used(self) -> int:
+        """Rows that every layer has replayed; to be asked after a forward, as a hook that was never called looks just
+        like replay without any effect.
+
+        Raises:
+            ReplayUnused: a layer has not asked.
+        """
+        idle = [layer for layer, count in self._forwards.items() if not count]
+        if idle:
+            raise ReplayUnused(f"replay: layers {idle} did not ask for their routes; is the hook in their routers?")
+        return self.rows_used
+
+    def part(
+        self, *, layers: Sequence[int] | None = None, rows: slice | npt.NDArray[np.integer] | None = None
+    ) -> RouterReplay:
+        """The replay of one rank: `layers` (global numbers, ascending) of a pipeline stage, `rows` (which of these, in
+        the order of the rank's tokens) of a context-parallel one. None: all.
+
+        Raises:
+            InvalidInput: field `layers`, `moe_layers` or `rows`; one that is not here, or none at all.
+        """
+        card = self._card if layers is None else replace(self._card, moe_layers=tuple(layers))
+        for layer in card.moe_layers:
+            if layer not in self._index:
+                raise InvalidInput("layers", f"{layer} is not one of the MoE layers {list(self._card.moe_layers)}")
+        count = len(self._ids)
+        if isinstance(rows, np.ndarray):
+            if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+                raise InvalidInput("rows", "a slice or an array of row numbers is needed")
+            if rows.size and (rows.min() < 0 or rows.max() >= count):
+                raise InvalidInput("rows", f"a row is outside 0..{count - 1}")
+        chosen = np.arange(count)[rows if rows is not None else slice(None)]
+        columns = [self._index[layer] for layer in card.moe_layers]
+        return RouterReplay(card, self._ids[chosen][:, columns], self.valid[chosen], norm_topk=self._norm_topk)
 
     def __call__(self, layer: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Ids int64 [rows, top_k] and gates [rows, top_k] of global layer `layer` for its router logits [rows, E]."""
@@ -64,6 +109,9 @@ class RouterReplay:
         given = np.ascontiguousarray(self._ids[:, self._index[layer]])
         if logits.shape[0] != len(given):
             raise InvalidInput("routes", f"{len(given)} rows for a forward of {logits.shape[0]} tokens")
+        if logits.shape[1] != self._card.num_experts:
+            raise InvalidInput("routes", f"{logits.shape[1]} router logits for {self._card.num_experts} experts")
+        self._forwards[layer] += 1
         ids = load_paddle().to_tensor(given)
         if self._own is None:
             return ids
