@@ -191,6 +191,21 @@ class TestObjects:
         partition.close()
 
 
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    world = FolderWorld(tmp_path)
+    world.objects.put(f"{FOLDER}/1/x", b"whole").result(10)
+    whole = next(tmp_path.rglob("x"))
+    half = whole.with_name("y#7")
+    half.write_bytes(b"half")
+    (whole.parent.parent / "2").mkdir()
+    world.close()
+    again = FolderWorld(tmp_path)
+    assert again.objects.get(f"{FOLDER}/1/x", 0, 5) == b"whole"
+    assert not half.exists()
+    assert [path.name for path in whole.parent.parent.iterdir()] == ["1"]
+    again.close()
+
+
 def _tidy(partition: object) -> bool:
     from moebus.consumers.store.partition import Partition
 

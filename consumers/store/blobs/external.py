@@ -18,12 +18,15 @@ from itertools import islice
 from moebus.consumers.store.blobs.pointer import ObjectName, Pointer
 from moebus.consumers.store.blobs.port import BlobMissing, Blobs, BlobsUnavailable, Objects, Reading
 from moebus.consumers.store.tables import Tables
+from moebus.observability.log import get_logger
 
+_log = get_logger(__name__)
 _OBJECT = 4 << 20
 """An object that large is closed: its upload begins while the batch still grows."""
 _TURN = 0.2
 _PROBE_EVERY = 1.0
 _DELETES = 1000
+_LONGEST = 60.0
 PROBE = "probe"
 
 
@@ -48,7 +51,7 @@ class ExternalBlobs(Blobs):
         now: Callable[[], float] = time.monotonic,
         again: float = 1.0,
     ) -> None:
-        """`again`: seconds before a delete that failed is repeated."""
+        """`again`: seconds before a delete that failed is repeated; it doubles, up to a minute."""
         self.identity = f"{objects.where} {folder}"
         self.strays = True
         self._objects = objects
@@ -56,7 +59,7 @@ class ExternalBlobs(Blobs):
         self._stopping = stopping
         self._boots = boots
         self._now = now
-        self._again = again
+        self._again = self._first_again = again
         self._boot = boots()
         self._serial = 0
         self._open: dict[int, _Open] = {}
@@ -126,6 +129,7 @@ class ExternalBlobs(Blobs):
         for owner in [owner for owner, future in self._deletes.items() if _succeeded(future)]:
             if left <= 0:
                 break
+            self._again = self._first_again
             freed = tables.free(owner, left)
             if freed < left:
                 del self._deletes[owner]  # if this batch fails, they are deleted again: no harm
@@ -169,9 +173,11 @@ class ExternalBlobs(Blobs):
 
     def _delete_trash(self, tables: Tables) -> None:
         """Asks for the objects of removed owners to be deleted."""
-        for owner in [owner for owner, future in self._deletes.items() if _failed(future)]:
+        failed = [(owner, future) for owner, future in self._deletes.items() if _failed(future)]
+        for owner, _ in failed:
             del self._deletes[owner]
-            self._delete_after = self._now() + self._again
+        if failed:
+            self._put_off(failed[0][1])
         if self._now() < self._delete_after:
             return
         room = _DELETES - len(self._deletes)
@@ -181,6 +187,12 @@ class ExternalBlobs(Blobs):
         names = {self._full(str(name)) for owner in wanted for name in _names_of(tables, owner)}
         future = self._objects.delete(sorted(names))
         self._deletes.update(dict.fromkeys(wanted, future))
+
+    def _put_off(self, future: Future[None]) -> None:
+        if self._again == self._first_again and not future.cancelled():
+            _log.warning("store.blobs", f"objects of what was removed cannot be deleted now: {future.exception()}")
+        self._delete_after = self._now() + self._again
+        self._again = min(2 * self._again, _LONGEST)
 
     def _upload(self, found: _Open) -> None:
         self._uploads[found.name] = self._objects.put(self._full(str(found.name)), b"".join(found.parts))

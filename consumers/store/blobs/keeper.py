@@ -16,7 +16,8 @@ from moebus.observability.metrics import Metrics
 
 _log = get_logger(__name__)
 _TURN = 0.5
-_AGAIN = 10.0
+_MARK_AGAIN = 2.0
+_AGAIN = 60.0
 _THOROUGH = 3600.0
 """Seconds after which a partition is swept although nothing is known to lie there: a request of a process that was
 killed may have arrived late."""
@@ -48,11 +49,12 @@ class Keeper:
         self._clock = clock
         self._stopping = stopping
         self._due: dict[int, float] = {}
+        self._said = ""
 
     def run(self) -> None:
         """Until told to stop."""
         while self._marked is not None and not self._mark(self._marked):
-            if self._stopping.wait(_AGAIN):
+            if self._stopping.wait(_MARK_AGAIN):
                 return
         while not self._stopping.wait(_TURN):
             for number, partition in list(self._partitions.items()):
@@ -84,11 +86,13 @@ class Keeper:
         try:
             done = partition.blobs.sweep(partition.reading)
         except (BlobsUnavailable, CancelledError, EnvClosed) as error:
-            if not self._stopping.is_set():
-                _log.warning("store.sweep", f"partition {number} is swept later: {error}", partition=number)
+            if not self._stopping.is_set() and str(error) != self._said:
+                _log.warning("store.sweep", f"orphans are swept later: {error}", partition=number)
+                self._said = str(error)
             self._due[number] = self._clock.monotonic() + _AGAIN
             return
         self._due[number] = self._clock.monotonic() + _THOROUGH
+        self._said = ""
         if done:
             self._metrics.inc("moebus_blobs_swept_total", done)
             _log.info("store.swept", f"{done} objects that nothing names are gone", partition=number)

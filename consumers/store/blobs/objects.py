@@ -7,6 +7,7 @@ does. Every request has a timeout and few repetitions; what fails then is for th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import threading
@@ -31,6 +32,8 @@ _MARKER = "moebus-blobs"
 _SAID = tuple(
     re.compile(text) for text in (r"status code: (\d+ [\w ]+)", r"<Code>(.*?)</Code>", r"<Message>(.*?)</Message>")
 )
+_HALF = re.compile(r".+#\d+")
+"""The local store writes under such a name first, and never lists it."""
 _TIME = re.compile(r" in [\d.]+[mµn]?s\b")
 _FAULTS = (BaseError, OSError, ValueError)
 
@@ -50,6 +53,8 @@ class ObstoreObjects(Objects):
         self._folder = place.path if sync else None
         self._timeout = timeout
         self._store = _open(place, timeout, endpoint)
+        if place.path is not None:
+            _clean(place.path / home)
         self._loop = asyncio.new_event_loop()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._closed = False
@@ -201,6 +206,16 @@ def _open(place: Place, timeout: float, endpoint: str | None) -> LocalStore | S3
         )  # fmt: skip
     except _FAULTS as error:
         raise SettingsError(f"store.blobs: {place} cannot be used: {_short(error)}") from None
+
+
+def _clean(home: Path) -> None:
+    """What a killed process left half written, and folders that nothing is in."""
+    for folder, _, files in os.walk(home, topdown=False):
+        for name in files:
+            if _HALF.fullmatch(name):
+                os.unlink(os.path.join(folder, name))
+        with contextlib.suppress(OSError):  # not empty
+            os.rmdir(folder)
 
 
 def _persist(folder: Path, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 from moebus.consumers.store import RouteStore, StoreOptions
 from moebus.consumers.store.blobs.memory import MemoryObjects
 from moebus.consumers.store.blobs.place import Place
+from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import Delete
 from moebus.schemas.route_errors import StoreCatchingUp
+from tests.integration.store.test_full import disk
 from tests.support.routes import attempt_id, make_attempt
 from tests.support.store import SMALL, Rig, error_of, held, read
 from tests.support.wait import wait_until
@@ -27,6 +30,13 @@ def objects() -> MemoryObjects:
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path / "data")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """4 MiB."""
+    with disk(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 @contextmanager
@@ -162,3 +172,24 @@ def test_two_data_folders_of_one_name_share_nothing(rig: Rig, tmp_path: Path) ->
             rig.caught_up(store)
             np.testing.assert_array_equal(read(store, "a"), attempt.routes)
     assert len(list((tmp_path / "blobs" / "s1").iterdir())) == 2
+
+
+def test_a_full_disk_under_the_objects(rig: Rig, small_disk: Path) -> None:
+    card = ModelCard(256, 8, tuple(range(10)))
+    attempts = [
+        make_attempt(f"r{number}", number=number, rows=1250, group="g", card=card, codec="raw")
+        for number in range(1, 61)
+    ]
+    rig.put(*attempts)
+    number = rig.partition("g")
+    with running(rig, None, replace(SMALL, map_bytes=16 << 20, blobs=Place(path=small_disk / "blobs"))) as store:
+        wait_until(lambda: stopped(store, number), 30, "ingest to stop")
+        assert "No space left" in (stopped(store, number) or "")
+        assert store.failure() is None
+        for attempt in attempts[:45]:
+            rig.fence(Delete("run", attempt.header.rollout_id, attempt_id(200)))
+        rig.caught_up(store)
+        assert held(store) == sorted(attempt.header.rollout_id for attempt in attempts[45:])
+        for attempt in attempts[45:]:
+            np.testing.assert_array_equal(read(store, attempt.header.rollout_id), attempt.routes)
+    assert not list((small_disk / "blobs").rglob("*#*"))  # nothing half written is left
