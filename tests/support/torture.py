@@ -236,6 +236,8 @@ class Torture:
             while not self._over.wait(0.02):
                 some = self._traffic.some(rng, 5)
                 refs = [self._ref(attempt) for attempt in some]
+                if not refs:
+                    continue
                 try:
                     batch = reader.resolve(refs, missing="mask")
                 except (RouteError, BrokerUnavailable) as error:
