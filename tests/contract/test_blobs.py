@@ -64,12 +64,12 @@ class TestObjects:
         objects.put(f"{FOLDER}/x", bytes(range(100))).result(10)
         objects.put(f"{FOLDER}/y/z", b"").result(10)
         objects.put(f"{FOLDER}0/x", b"another partition's").result(10)
-        assert objects.get(f"{FOLDER}/x", 0, 100) == bytes(range(100))
-        assert objects.get(f"{FOLDER}/x", 90, 100) == bytes(range(90, 100))
+        assert objects.get(f"{FOLDER}/x", 0, 100).result(10) == bytes(range(100))
+        assert objects.get(f"{FOLDER}/x", 90, 100).result(10) == bytes(range(90, 100))
         assert sorted(objects.names(FOLDER)) == [f"{FOLDER}/x", f"{FOLDER}/y/z"]
         for name, stop in ((f"{FOLDER}/x", 101), (f"{FOLDER}/no", 1)):
             with pytest.raises(BlobMissing):
-                objects.get(name, 0, stop)
+                objects.get(name, 0, stop).result(10)
         objects.delete([f"{FOLDER}/no", f"{FOLDER}/x", f"{FOLDER}/y/z"]).result(10)
         objects.delete([f"{FOLDER}/x"]).result(10)
         assert list(objects.names(FOLDER)) == []
@@ -200,7 +200,7 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     (whole.parent.parent / "2").mkdir()
     world.close()
     again = FolderWorld(tmp_path)
-    assert again.objects.get(f"{FOLDER}/1/x", 0, 5) == b"whole"
+    assert again.objects.get(f"{FOLDER}/1/x", 0, 5).result(10) == b"whole"
     assert not half.exists()
     assert [path.name for path in whole.parent.parent.iterdir()] == ["1"]
     again.close()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from moebus.consumers.store.blobs.pointer import ObjectName, Pointer
-from moebus.consumers.store.blobs.port import BlobMissing, Blobs, BlobsUnavailable, Objects, Reading
+from moebus.consumers.store.blobs.port import BlobMissing, Blobs, BlobsUnavailable, Objects, Reading, answer_of
 from moebus.consumers.store.tables import Tables
 from moebus.observability.log import get_logger
 
@@ -26,6 +26,7 @@ _OBJECT = 4 << 20
 _TURN = 0.2
 _PROBE_EVERY = 1.0
 _DELETES = 1000
+_AHEAD = 4
 _LONGEST = 60.0
 PROBE = "probe"
 
@@ -54,6 +55,7 @@ class ExternalBlobs(Blobs):
         """`again`: seconds before a delete that failed is repeated; it doubles, up to a minute."""
         self.identity = f"{objects.where} {folder}"
         self.strays = True
+        self.ahead = _AHEAD
         self._objects = objects
         self._folder = folder
         self._stopping = stopping
@@ -111,14 +113,20 @@ class ExternalBlobs(Blobs):
         self.strays = True
 
     def read(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> bytes:
+        return answer_of(self.ask(owner, entry, start, stop))
+
+    def ask(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> Future[bytes]:
+        at_once: Future[bytes] = Future()
         try:
             pointer = Pointer.unpack(owner, entry)
         except struct.error:
-            raise BlobMissing("an entry of the index is damaged") from None
+            at_once.set_exception(BlobMissing("an entry of the index is damaged"))
+            return at_once
         last = pointer.size if stop is None else min(stop, pointer.size)
-        if start >= last:
-            return b""
-        return self._objects.get(self._full(str(pointer.name)), pointer.offset + start, pointer.offset + last)
+        if start < last:
+            return self._objects.get(self._full(str(pointer.name)), pointer.offset + start, pointer.offset + last)
+        at_once.set_result(b"")
+        return at_once
 
     def due(self, tables: Tables) -> bool:
         self._delete_trash(tables)

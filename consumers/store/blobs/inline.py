@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from moebus.consumers.store.blobs.port import Reading
 from moebus.consumers.store.tables import Tables
 
@@ -11,6 +13,7 @@ class InlineBlobs:
 
     identity = "lmdb"
     strays = False
+    ahead = 0
 
     def put(self, tables: Tables, owner: int, index: int, attempt: bytes, data: bytes) -> None:
         tables.put_blob(owner, index, data)
@@ -29,6 +32,11 @@ class InlineBlobs:
 
     def read(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> bytes:
         return entry if start == 0 and stop is None else entry[start:stop]
+
+    def ask(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> Future[bytes]:
+        found: Future[bytes] = Future()
+        found.set_result(self.read(owner, entry, start, stop))
+        return found
 
     def due(self, tables: Tables) -> bool:
         return bool(tables.trash(1))

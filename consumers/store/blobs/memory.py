@@ -23,13 +23,18 @@ class MemoryObjects:
     def put(self, name: str, data: bytes) -> Future[None]:
         return self._answer(lambda: self.held.update({name: data}))
 
-    def get(self, name: str, start: int, stop: int) -> bytes:
-        self._raise()
-        with self._lock:
-            data = self.held.get(name)
-        if data is None or len(data) < stop:
-            raise BlobMissing(f"{self.where}: {name} is not there, or shorter than {stop} bytes")
-        return data[start:stop]
+    def get(self, name: str, start: int, stop: int) -> Future[bytes]:
+        found: Future[bytes] = Future()
+        try:
+            self._raise()
+            with self._lock:
+                data = self.held.get(name)
+            if data is None or len(data) < stop:
+                raise BlobMissing(f"{self.where}: {name} is not there, or shorter than {stop} bytes")
+            found.set_result(data[start:stop])
+        except (BlobMissing, BlobsUnavailable) as error:
+            found.set_exception(error)
+        return found
 
     def delete(self, names: Sequence[str]) -> Future[None]:
         return self._answer(lambda: [self.held.pop(name, None) for name in names])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable, Objects
 from moebus.observability.clock import Clock
@@ -25,18 +26,11 @@ class MeteredObjects(Objects):
         future.add_done_callback(lambda done: self._done("put", done, began, len(data)))
         return future
 
-    def get(self, name: str, start: int, stop: int) -> bytes:
+    def get(self, name: str, start: int, stop: int) -> Future[bytes]:
         began = self._clock.monotonic()
-        try:
-            data = self._objects.get(name, start, stop)
-        except BlobMissing:
-            self._count("get", "missing", began)
-            raise
-        except BlobsUnavailable:
-            self._count("get", "failed", began)
-            raise
-        self._count("get", "ok", began, len(data))
-        return data
+        future = self._objects.get(name, start, stop)
+        future.add_done_callback(lambda done: self._done("get", done, began, stop - start))
+        return future
 
     def delete(self, names: Sequence[str]) -> Future[None]:
         began = self._clock.monotonic()
@@ -56,9 +50,12 @@ class MeteredObjects(Objects):
     def close(self) -> None:
         self._objects.close()
 
-    def _done(self, operation: str, future: Future[None], began: float, size: int = 0) -> None:
-        if not future.cancelled():
-            self._count(operation, "failed" if future.exception() else "ok", began, size)
+    def _done(self, operation: str, future: Future[Any], began: float, size: int = 0) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        outcome = "ok" if error is None else "missing" if isinstance(error, BlobMissing) else "failed"
+        self._count(operation, outcome, began, size)
 
     def _count(self, operation: str, outcome: str, began: float, size: int = 0) -> None:
         self._metrics.inc("moebus_blobs_operations_total", operation=operation, outcome=outcome)

@@ -65,8 +65,8 @@ class ObstoreObjects(Objects):
     def put(self, name: str, data: bytes) -> Future[None]:
         return self._begin(self._put(f"{self._home}/{name}", data))
 
-    def get(self, name: str, start: int, stop: int) -> bytes:
-        return self._wait(self._get(f"{self._home}/{name}", start, stop))
+    def get(self, name: str, start: int, stop: int) -> Future[bytes]:
+        return self._begin(self._get(f"{self._home}/{name}", start, stop))
 
     def delete(self, names: Sequence[str]) -> Future[None]:
         return self._begin(self._delete([f"{self._home}/{name}" for name in names]))

@@ -8,11 +8,13 @@ the bytes themselves (LMDB), or where they lie in `Objects` (memory, a folder, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from moebus.consumers.store.tables import Tables
+
+T = TypeVar("T")
 
 
 class BlobsUnavailable(Exception):
@@ -21,6 +23,14 @@ class BlobsUnavailable(Exception):
 
 class BlobMissing(Exception):
     """The index names bytes that are not there."""
+
+
+def answer_of(asked: Future[T]) -> T:
+    """Waits. Raises BlobMissing or BlobsUnavailable."""
+    try:
+        return asked.result()
+    except CancelledError:
+        raise BlobsUnavailable("the store stops") from None
 
 
 class Objects(Protocol):
@@ -32,8 +42,8 @@ class Objects(Protocol):
         """Durable once the future is done; BlobsUnavailable as its exception. A name is never used for other bytes."""
         ...
 
-    def get(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises BlobMissing (no such object, or a shorter one) or BlobsUnavailable."""
+    def get(self, name: str, start: int, stop: int) -> Future[bytes]:
+        """Bytes [start, stop). BlobMissing (no such object, or a shorter one) or BlobsUnavailable as the exception."""
         ...
 
     def delete(self, names: Sequence[str]) -> Future[None]:
@@ -56,12 +66,14 @@ class Reading(Protocol):
 
 
 class Blobs(Protocol):
-    """The blobs of one partition. `read` and `sweep` belong to any thread, the rest to the one that writes."""
+    """The blobs of one partition. `read`, `ask` and `sweep` belong to any thread, the rest to the one that writes."""
 
     identity: str
     """Data whose blobs lie elsewhere is of no use: it is read again from the log."""
     strays: bool
     """Whether there may be something to sweep away."""
+    ahead: int
+    """How many blobs to ask for before their turn: 0 where they are at hand."""
 
     def put(self, tables: Tables, owner: int, index: int, attempt: bytes, data: bytes) -> None:
         """Into the open batch: writes the entry."""
@@ -85,6 +97,10 @@ class Blobs(Protocol):
 
     def read(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> bytes:
         """Bytes [start, stop) of a blob of `owner`. Raises BlobMissing or BlobsUnavailable."""
+        ...
+
+    def ask(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> Future[bytes]:
+        """As `read`, without waiting."""
         ...
 
     def due(self, tables: Tables) -> bool:
