@@ -255,9 +255,10 @@ class FastDeployEngine:
         self._update.commit(staged, deadline)
 
     def discard(self, staged: Staged) -> None:
-        """Nothing was kept."""
+        self._update.open.drop(staged.handle)
 
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
+        check_deadline(deadline, f"transfer {step}")
         raise Unsupported("transfer: FastDeploy fetches its weights itself; use update_weights")
 
     def close(self) -> None:

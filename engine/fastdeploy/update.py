@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from moebus.engine.fastdeploy.api import Api
-from moebus.engine.http.known import Known
+from moebus.engine.http.known import Known, Open
 from moebus.engine.port import (
     Deadline,
     EngineFailed,
@@ -34,6 +34,7 @@ class Update:
     def __init__(self, api: Api, known: Known) -> None:
         self._api = api
         self._known = known
+        self.open = Open()
         self.ranks: tuple[Rank, ...] = ()
 
     def stage(
@@ -54,19 +55,20 @@ class Update:
                 raise Unsupported(f"options.{name}: FastDeploy has no such option; it has {', '.join(_OPTIONS)}")
             if not isinstance(value, _OPTIONS[name]) or (name == "timeout" and isinstance(value, bool)):
                 raise EngineRefused(f"options.{name}: {value!r} is no {_OPTIONS[name][-1].__name__}")
-        return Staged(version, "none", None, None, dict(options or {}))
+        return Staged(version, "none", None, None, self.open.add(dict(options or {})))
 
     def commit(self, staged: Staged, deadline: Deadline) -> None:
+        options = self.open.get(staged.handle)
         belief = self._known.now()
         if not self._api.is_paused():
             raise EngineFailed("commit: the engine serves requests; pause it first")
         if not belief.resident[Tag.WEIGHT]:
             raise EngineFailed("commit: the weights are asleep; wake them first")
-        options = staged.handle if isinstance(staged.handle, dict) else {}
+        self.open.drop(staged.handle)
         self._known.set(replace(belief, weights="mixed", version=None))
         try:
             with self._known.calling():
-                told = self._api.update({"version": staged.version, **options}, deadline)
+                told = self._api.update({"version": staged.version, **cast("dict[str, object]", options)}, deadline)
         except (EngineUnreachable, EngineRefused, Unsupported):
             self._known.set(belief)
             raise

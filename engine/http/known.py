@@ -11,6 +11,28 @@ from moebus.engine.http.notes import Notes
 from moebus.engine.port import EngineFailed
 
 
+class Open:
+    """What was staged and neither committed nor discarded: a server keeps nothing, so the adapter counts."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, object] = {}
+
+    def add(self, kept: object = None) -> object:
+        """The handle of a new one."""
+        handle = object()
+        self._kept[handle] = kept
+        return handle
+
+    def get(self, handle: object) -> object:
+        """What was kept under it. Raises EngineFailed: it is not open."""
+        if handle not in self._kept:
+            raise EngineFailed("commit: nothing is staged under this handle; stage again")
+        return self._kept[handle]
+
+    def drop(self, handle: object) -> None:
+        self._kept.pop(handle, None)
+
+
 class Known:
     """`belief` is replaced whole: other threads read it. `busy`: a call of ours may keep the server from answering."""
 

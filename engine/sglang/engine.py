@@ -309,7 +309,7 @@ class SGLangEngine:
         self._weights.commit(staged, cache, deadline)
 
     def discard(self, staged: Staged) -> None:
-        """Nothing was kept."""
+        self._weights.open.drop(staged.handle)
 
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
         self._weights.transfer(step, version, info, deadline)

@@ -28,10 +28,10 @@ class Transfer:
         """What to call for one step.
 
         Raises:
-            EngineRefused: `info` lacks or misuses a field.  Unsupported: a step that does not exist.
+            EngineRefused: a step that does not exist; `info` lacks or misuses a field.
         """
         if step not in _STEPS:
-            raise Unsupported(f"transfer: there is no step {step!r}; there are {', '.join(_STEPS)}")
+            raise EngineRefused(f"step: there is no {step!r}; there are {', '.join(_STEPS)}")
         for name, word in _OURS.items():
             if name in info:
                 raise EngineRefused(f"info.{name}: it is set by {word}; leave it out")

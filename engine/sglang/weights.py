@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from moebus.engine.http import Belief
-from moebus.engine.http.known import Known
+from moebus.engine.http.known import Known, Open
 from moebus.engine.http.span import Span
 from moebus.engine.port import (
     CacheMode,
@@ -43,6 +43,7 @@ class Weights:
         self._roots = tuple(roots)
         self._in_place = in_place
         self._transfer = Transfer(api)
+        self.open = Open()
 
     def stage(
         self,
@@ -60,9 +61,10 @@ class Weights:
         path = None if source is None else resolve_source(source, self._roots)
         if path is not None and not path.is_dir():
             raise EngineRefused(f"source: {source!r} is no folder; SGLang loads a folder with config and weights")
-        return Staged(version, "none", None, None if path is None else str(path))
+        return Staged(version, "none", None, None if path is None else str(path), self.open.add())
 
     def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
+        self.open.get(staged.handle)
         self._writable("commit")
         held = self._api.load().all
         if cache != "keep" and self._in_place and held:
@@ -71,6 +73,7 @@ class Weights:
         if cache != "keep" and self._known.belief.resident[Tag.KV_CACHE]:
             # Before the load: nothing runs in between, and a refusal leaves the old weights.
             self._drain.flush(Span(FLUSH_S))
+        self.open.drop(staged.handle)
         self._load(path, staged.version, deadline)
         self._known.set(self._known.belief.loaded(staged.version, staged.source or ""))
 

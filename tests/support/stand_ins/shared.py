@@ -28,9 +28,16 @@ def _server() -> tuple[_Switch, Running]:
     return switch, Running(cast(FastAPI, switch))
 
 
+def reboot(app: FastAPI) -> None:
+    """Behind a kill: another life of the server at the same address."""
+    switch, running = _server()
+    switch.app = app
+    running.boot(cast(FastAPI, switch))
+
+
 @contextmanager
 def shared(app: FastAPI) -> Iterator[Running]:
-    """`app` at the shared address, without faults of the network; not for tests that kill it."""
+    """`app` at the shared address, without faults of the network; who kills it calls `reboot`."""
     switch, running = _server()
     switch.app = app
     faults = running.faults

@@ -282,7 +282,7 @@ def test_transferred_weights_cannot_be_restored(rig: Rig) -> None:
         ("update", "v", {"names": [], "flush_cache": True}, EngineRefused, "info.flush_cache"),
         ("update", "v", {"names": [], "weight_version": "x"}, EngineRefused, "info.weight_version"),
         ("finish", None, {}, EngineRefused, "version"),
-        ("pack", "v", {}, Unsupported, "no step 'pack'"),
+        ("pack", "v", {}, EngineRefused, "no 'pack'"),
         ("update", "v", {"names": []}, EngineFailed, "update without start"),
         ("finish", "v", {}, EngineFailed, "finish without start"),
     ],
