@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moebus.engine.http import EngineServer
-from moebus.engine.port import Deadline, EngineFailed, Level, PauseMode, Unsupported
+from moebus.engine.port import Deadline, EngineFailed, EngineRefused, Level, PauseMode, Unsupported
 from moebus.engine.vllm.metrics import Gauges, read_gauges
 from moebus.schemas.tags import Tag
 
@@ -57,6 +57,19 @@ class VllmApi:
             return None
         return _sleep_mode(reply.field("vllm_config"))
 
+    def own_model(self, deadline: Deadline) -> str:
+        """Where the server took its weights from at its start: a path or a name in its hub.
+
+        Raises:
+            EngineRefused: it does not say.
+        """
+        found = self._server.call("GET", "/v1/models", deadline).field("data")
+        first = found[0] if isinstance(found, list) and found else None  # adapters (LoRA) come behind it
+        root = first.get("root") if isinstance(first, dict) else None
+        if not isinstance(root, str) or not root:
+            raise EngineRefused("source: the server does not say where its own weights came from; name a source")
+        return root
+
     # -- effects
 
     def pause(self, mode: PauseMode, deadline: Deadline) -> None:
@@ -94,10 +107,9 @@ class VllmApi:
             return False
         return True
 
-    def reload(self, path: str | None, deadline: Deadline) -> None:
-        """Loads weights in place. None: from where the server loaded them at its start."""
-        kwargs = {} if path is None else {"weights_path": path}
-        body = {"method": "reload_weights", "kwargs": kwargs}
+    def reload(self, path: str, deadline: Deadline) -> None:
+        """Loads weights in place. `path` is always named: without one the server takes the last one it was given."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self._server.call("POST", "/collective_rpc", deadline, json=body, needs=DEV_MODE)
 
     def transfer(self, path: str, body: Mapping[str, Any] | None, deadline: Deadline) -> None:

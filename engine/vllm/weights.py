@@ -31,9 +31,10 @@ LABEL_S = 30.0
 
 @dataclass(eq=False)
 class _Ready:
-    """What `stage` found. `path`: None is the server's own source. `kept` holds a copy of what a URL named."""
+    """What `stage` found. `path`: for the server; `source`: as `Belief` has it. `kept`: a copy of what a URL named."""
 
-    path: Path | None
+    path: str
+    source: str
     kept: ExitStack = field(default_factory=ExitStack)
     open: bool = True
 
@@ -62,15 +63,20 @@ class VllmWeights:
         if version in (EMPTY, MIXED):
             raise EngineRefused(f"version: {version!r} is what moebus calls weights that are no version")
         check_deadline(deadline, "stage")
-        ready = _Ready(None)
-        if source is not None:
-            ready.path = ready.kept.enter_context(local_source(source, self._roots, pattern="*", deadline=deadline))
-            try:
-                _check_checkpoint(source, ready.path)
-            except BaseException:
-                ready.kept.close()
-                raise
+        ready = self._ready(source, deadline)
         return Staged(version, "none", None, source, ready)
+
+    def _ready(self, source: str | None, deadline: Deadline) -> _Ready:
+        if source is None:
+            return _Ready(self._api.own_model(deadline), "")
+        kept = ExitStack()
+        try:
+            path = kept.enter_context(local_source(source, self._roots, pattern="*", deadline=deadline))
+            _check_checkpoint(source, path)
+        except BaseException:
+            kept.close()
+            raise
+        return _Ready(str(path), source, kept)
 
     def discard(self, staged: Staged) -> None:
         ready = staged.handle
@@ -88,10 +94,8 @@ class VllmWeights:
         if not belief.resident[Tag.WEIGHT]:
             raise EngineFailed("commit: the weights are asleep; wake them first")
         self._write(now, ready.path, deadline)
-        remote = staged.source is not None and ready.path is not None and "://" in staged.source
-        source = "" if ready.path is None else str(ready.path)
         self.discard(staged)
-        self._state.change(now.life, lambda old: old.loaded(staged.version, None if remote else source))
+        self._state.change(now.life, lambda old: old.loaded(staged.version, ready.source))
         if cache != "keep" and belief.resident[Tag.KV_CACHE]:
             self._reset(deadline)
         self.mark(staged.version, now.life, deadline)
@@ -102,7 +106,9 @@ class VllmWeights:
         if belief.source is None:
             raise EngineFailed("wakeup: the source of the committed weights is not known; update the weights")
         try:
-            self._api.reload(belief.source or None, deadline)
+            ready = self._ready(belief.source or None, deadline)
+            with ready.kept:
+                self._api.reload(ready.path, deadline)
         except MoebusError as error:
             raise EngineFailed(f"wakeup: the weights cannot be restored: {error}; update the weights") from error
         self._state.change(belief.life, lambda old: old.loaded(belief.version, belief.source))
@@ -121,10 +127,10 @@ class VllmWeights:
         self._state.change(now.life, lambda old: replace(old, weights=now.belief.weights, version=now.belief.version))
         self.mark(now.found.version or EMPTY, now.life, deadline)
 
-    def _write(self, now: Now, path: Path | None, deadline: Deadline) -> None:
+    def _write(self, now: Now, path: str, deadline: Deadline) -> None:
         self.mark(MIXED, now.life, deadline)
         try:
-            self._api.reload(None if path is None else str(path), deadline)
+            self._api.reload(path, deadline)
         except (EngineRefused, Unsupported, EngineUnreachable) as error:  # refused, or never sent
             self.unmark(now, deadline)
             raise EngineFailed(f"commit: {error}") from error

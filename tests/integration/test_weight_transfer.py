@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ class World:
     root: Path
     hosts: list[ControlWorkerHost] = field(default_factory=list)
 
-    def fleet(self, *engines: Engine) -> list[str]:
-        names = [f"w{number + 1}" for number in range(len(engines))]
+    def fleet(self, *engines: Engine, names: Sequence[str] = ("w1", "w2")) -> list[str]:
+        names = [*names[: len(engines)]]
         health = Health()
         specs = [WorkerSpec(name, engine) for name, engine in zip(names, engines, strict=True)]
         self.hosts.append(ControlWorkerHost(self.broker, TOPICS, specs, health=health, grace=1.0).start())
@@ -255,6 +255,47 @@ def test_of_vllm_servers(world: World) -> None:
         transfer.finish()
         assert world.control.resume(expect=Expect(version="step-7")).ok
         assert [server.core.weights for server in servers] == ["w7", "w7"]
+    finally:
+        for host in world.hosts:
+            host.stop()
+        for server in servers:
+            server.leave()
+
+
+class Group:
+    """What the example's trainer calls of a communicator."""
+
+    def __init__(self, seen: list[str], size: int) -> None:
+        self._seen = seen
+        seen.append(f"joined {size}")
+
+    def broadcast(self, tensor: str, src: int) -> None:
+        self._seen.append(tensor)
+
+    def abort(self) -> None:
+        raise AssertionError("nothing went wrong")
+
+
+def test_the_example_of_the_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2].joinpath("docs/engines/vllm.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0].replace("role=rollout", "all")
+    servers = [VllmStandIn(Bugs()) for _ in range(2)]
+    engines = [VllmEngine.connect(server.url, home=world.root / "home") for server in servers]
+    joined: list[str] = []
+    given = {
+        "world_size": 4, "host": "trainer", "port": 1, "steps": 2, "model": None, "train": lambda model: None,
+        "join_group": lambda **found: Group(joined, found["world_size"]),
+        "names": ["w"], "dtypes": ["bf16"], "shapes": [[1]], "tensors": lambda model: ["w"],
+    }  # fmt: skip
+    try:
+        world.fleet(*engines, names=("v1", "v2"))
+        monkeypatch.setattr(ControlClient, "from_settings", lambda: world.control)
+        exec(compile(example, "docs/engines/vllm.md", "exec"), given)
+        assert joined == ["joined 9", "w", "w"]
+        assert [server.core.version for server in servers] == ["step-1", "step-1"]
+        offsets = [(server.core.initialised or {})["rank_offset"] for server in servers]
+        assert offsets == [1, 5]
+        assert [engine.inspect().paused for engine in engines] == [False, False]
     finally:
         for host in world.hosts:
             host.stop()

@@ -177,6 +177,10 @@ def _looks(app: FastAPI, at: VllmStandIn) -> None:
     async def is_sleeping() -> dict[str, bool]:
         return {"is_sleeping": await _on(at, lambda: at.core.pause_state != vllm_core.OPEN or bool(at.core.asleep))}
 
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "m", "object": "model", "root": vllm_core.OWN_MODEL, "parent": None}]}
+
     @app.get("/server_info")
     async def info(config_format: str = "text") -> dict[str, Any]:
         model = {"model": "m", "enable_sleep_mode": not at.bugs.no_sleep_mode}

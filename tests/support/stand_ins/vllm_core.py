@@ -16,6 +16,7 @@ from moebus.engine.simulated.rendezvous import Rendezvous
 from tests.support.deadlines import Left
 
 TAGS = ("weights", "kv_cache")
+OWN_MODEL = "org/model"
 OPEN, NO_NEW, NOTHING = "open", "no new", "nothing"
 
 
@@ -57,6 +58,7 @@ class Core:
         self.bugs = bugs
         self.weights: str | None = weights
         self.own_weights = weights
+        self.model = OWN_MODEL
         self.version = "default"
         self.pause_state = OPEN
         self.asleep: set[str] = set()
@@ -184,7 +186,9 @@ class Core:
         if self.bugs.reload_fails or self.asleep & {"weights"}:
             self.weights = "a mixture"
             raise RuntimeError("a tensor has another shape")
-        self.weights = self.own_weights if path is None else Path(path, "model.safetensors").read_text()
+        self.model = path or self.model  # a server goes on with the last path it was given
+        own = self.model == OWN_MODEL
+        self.weights = self.own_weights if own else Path(self.model, "model.safetensors").read_text()
 
     def reset_cache(self, running_too: bool) -> bool:
         if self.running and not running_too:

@@ -46,3 +46,28 @@ def test_a_folder_that_cannot_be_made(arguments: list[str]) -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("moebus: /proc/none")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "field"),
+    [
+        ("vllm", "", "--engine-url"),
+        ("sglang", "", "--engine-url"),
+        ("fastdeploy", "", "--engine-url"),
+        ("vllm", "--engine-url 127.0.0.1:8000", "engine_url"),
+        ("vllm", "--engine-url http://h --seed 3", "--seed"),
+        ("vllm", "--engine-url http://h --version v", "--version"),
+        ("vllm", "--engine-url http://h --weights x", "--weights"),
+        ("vllm", "--engine-url http://h --model-config x", "--model-config"),
+        ("vllm", "--engine-url http://h --engine-token-file /no", "--engine-token-file /no"),
+        ("simulated", "--engine-url http://h", "--engine-url"),
+        ("simulated", "--engine-token-file t", "--engine-token-file"),
+        ("simulated", "--weights x", "--weights"),
+        ("paddle", "--engine-url http://h", "--engine-url"),
+    ],
+)
+def test_options_of_another_kind_of_engine(engine: str, options: str, field: str) -> None:
+    result = CliRunner().invoke(app, ["worker", "--engine", engine, "--worker-id", "w1", *options.split()])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"moebus: {field}: ")
+    assert len(result.stderr.splitlines()) == 1

@@ -40,7 +40,7 @@ def test_an_update_from_a_folder(new: New) -> None:
     rig.update("v6", Path(rig.root, "w5").as_uri())
     rig.update("own")
     rig.engine.resume()
-    assert rig.ask()["weights"] == "w0"
+    assert rig.ask()["weights"] == "w0", "not the last path it was given"
 
 
 @pytest.mark.parametrize(("cache", "left"), [("reset", False), ("recompute", False), ("keep", True)])
@@ -70,6 +70,13 @@ def test_refused_sources(new: New, source: str) -> None:
     with pytest.raises(EngineRefused, match="source"):
         rig.engine.stage("v5", text, None, Left())
     assert rig.server.faults.count("/collective_rpc") == 0
+
+
+def test_a_server_that_does_not_say_where_its_own_weights_are(new: New) -> None:
+    rig = new()
+    rig.server.faults.answer["/v1/models"] = (200, b'{"data": []}')
+    with pytest.raises(EngineRefused, match="name a source"):
+        rig.engine.stage("v5", None, None, Left())
 
 
 def test_what_cannot_be_asked_of_it(new: New) -> None:
