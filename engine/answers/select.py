@@ -30,27 +30,42 @@ def select(found: Integers, card: ModelCard, path: str, start: int) -> tuple[Rou
             a row that only some layers have, an id out of range, or one expert twice in a top-k.
     """
     moe = _moe_layers(found, card)
-    filled = _filled(moe, card.num_experts)
-    gone: Mask = np.asarray(filled.all(axis=(1, 2)))
-    if card.top_k > 1:
-        gone = gone | ~np.asarray(moe.any(axis=(1, 2)))
-    _whole_rows(filled, gone, card, path, start)
-    kept = moe if not gone.any() else moe[~gone]
-    rows = np.flatnonzero(~gone) + start
+    gone = _not_recorded(moe, card, path, start)
+    some = bool(gone.any())
+    kept, rows = (moe[~gone], np.flatnonzero(~gone) + start) if some else (moe, np.arange(len(moe)) + start)
     if found.shape[1] != len(card.moe_layers):
-        _check_dense(found if not gone.any() else found[~gone], card, path)
+        _check_dense(found[~gone] if some else found, card, path)
     _check_zeros(kept, card, path)
     _check_range(kept, card, path, rows)
+    narrow: RouteArray = np.ascontiguousarray(kept, dtype=card.dtype)
+    _check_twice(narrow, card, path, rows)
+    if not some:
+        return narrow, ~gone
     routes: RouteArray = np.zeros(card.shape(len(moe)), card.dtype)
-    routes[~gone] = kept
-    _check_twice(routes[~gone], card, path, rows)
+    routes[~gone] = narrow
     return routes, ~gone
 
 
 def _moe_layers(found: Integers, card: ModelCard) -> Integers:
-    if found.shape[1] == len(card.moe_layers) or not len(found):
+    layers = card.moe_layers
+    if found.shape[1] == len(layers) or not len(found):
         return found.reshape(card.shape(len(found)))
-    return found[:, list(card.moe_layers)]
+    if layers[-1] - layers[0] == len(layers) - 1:
+        return found[:, layers[0] : layers[-1] + 1]
+    return found[:, list(layers)]
+
+
+def _not_recorded(moe: Integers, card: ModelCard, path: str, start: int) -> Mask:
+    """Rows [rows] without routes. Most answers have none, which one look at the ids says."""
+    gone: Mask = np.zeros(len(moe), np.bool_)
+    if card.top_k > 1 and len(moe):
+        suspect = np.flatnonzero(~moe[:, 0].any(axis=1))
+        gone[suspect] = ~moe[suspect].any(axis=(1, 2))
+    if moe.size and not (int(moe.min()) >= 0 and int(moe.max()) < card.num_experts):
+        filled = _filled(moe, card.num_experts)
+        gone |= np.asarray(filled.all(axis=(1, 2)))
+        _whole_rows(filled, gone, card, path, start)
+    return gone
 
 
 def _filled(moe: Integers, num_experts: int) -> Mask:
