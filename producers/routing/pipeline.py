@@ -86,6 +86,11 @@ class Pipeline:
         with self._cond:
             return [job.name for job in self._unsettled.values()]
 
+    def waiting(self) -> int:
+        """How many jobs are not settled."""
+        with self._cond:
+            return len(self._unsettled)
+
     def flush(self, timeout: float) -> bool:
         """Waits for every job put before this call. True: all are stored, and so is everything since the last
         flush; False: `timeout` seconds passed, or something failed."""

@@ -16,7 +16,8 @@ Ending = Literal["stored", "failed", "dropped", "suspended", "skipped"]
 class PublisherStats:
     """Counts since the start. `waiting`, `buffer_bytes`: now. `skipped`: not sampled. `base_refused`: submissions
     whose base could not be used, so that everything was sent. `recovered`: what a publisher before left in the
-    journal. `wire_bytes`: record values acknowledged."""
+    journal. `set_aside`: entries of the journal that ended the child again and again. `wire_bytes`: record values
+    acknowledged."""
 
     submitted: int = 0
     stored: int = 0
@@ -26,6 +27,7 @@ class PublisherStats:
     skipped: int = 0
     base_refused: int = 0
     recovered: int = 0
+    set_aside: int = 0
     records: int = 0
     wire_bytes: int = 0
     waiting: int = 0
@@ -56,6 +58,12 @@ class Counters:
         self._metrics.inc("moebus_routes_recovered_total")
         with self._lock:
             self._counts["recovered"] += 1
+
+    def set_aside(self) -> None:
+        """An entry of the journal is not tried any more."""
+        self._metrics.inc("moebus_routes_set_aside_total")
+        with self._lock:
+            self._counts["set_aside"] += 1
 
     def acknowledged(self, kinds: dict[str, int], wire_bytes: int) -> None:
         """Records of a settled job: how many of each kind, and the bytes of their values."""

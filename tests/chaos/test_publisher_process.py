@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 
 from moebus.broker import open_broker
+from moebus.broker.errors import AppendFailed
 from moebus.broker.local import LocalCluster
 from moebus.broker.ports import Broker, LogRecord
 from moebus.broker.topics import Topics, ensure
 from moebus.consumers.reader.assembly import Assembler
 from moebus.observability.metrics import Metrics
 from moebus.producers.routing import AsyncRoutingPublisher, RoutingPublisher
+from moebus.producers.routing.process import spawn
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import assemble
 from tests.contract.publisher_flow import FlowSuite
@@ -275,6 +277,56 @@ def test_it_works_with_64_mb_of_dev_shm(cluster: LocalCluster, broker: Broker, t
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["ProcessSender", str((32 << 20) - (64 << 10))]
     check_arrived_once(broker, topics, 100)
+
+
+POISON = """
+from moebus.producers.routing.process import child
+import os
+read = child.read_parcel
+def read_parcel(meta, data, created_ms):
+    if b'"poison' in meta and WHEN == "read":
+        os.abort()
+    return read(meta, data, created_ms)
+child.read_parcel = read_parcel
+make = child.rollout_job
+def rollout_job(parcel, *rest):
+    job = make(parcel, *rest)
+    records = job.open
+    def poisoned():
+        for number, record in enumerate(records()):
+            if parcel.header.rollout_id == "poison" and number == 1 and WHEN == "encode":
+                os.abort()
+            yield record
+    job.open = poisoned
+    return job
+child.rollout_job = rollout_job
+"""
+
+
+@pytest.mark.parametrize("when", ["read", "encode"])
+def test_an_entry_that_ends_the_child_each_time_is_set_aside(
+    when: str, cluster: LocalCluster, broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = "from moebus.producers.routing.process.program import main"
+    assert run in spawn.BOOT
+    monkeypatch.setattr(spawn, "BOOT", spawn.BOOT.replace(run, f"WHEN = {when!r}\n{POISON}\n{run}"))
+    metrics, journal = Metrics(), tmp_path / "journal"
+    with publisher(settings(cluster.bootstrap, topics.prefix, journal), metrics=metrics) as made:
+        with away(cluster):  # so that the entry has company when it ends the child
+            submit(made, range(6))
+            poison = made.submit(make_routes(rows_of(4), CARD, seed=99), "poison")
+            submit(made, range(6, 12))
+        with pytest.raises(AppendFailed, match=r"run/poison#0 .*entry 7 of the journal ended .* 5 times") as failed:
+            poison.result(120)
+        assert not made.flush(90), "a failure is told"
+        stats = made.stats()
+        assert (stats.stored, stats.failed, stats.set_aside) == (12, 1, 1)
+    assert metrics.value("moebus_routes_set_aside_total") == 1
+    (kept,) = (tmp_path / "journal.aside").iterdir()
+    assert str(kept) in str(failed.value)
+    assert kept.stat().st_size > rows_of(4) * 12 * 8 * 2
+    assert make_routes(rows_of(4), CARD, seed=99).tobytes() in kept.read_bytes()
+    check_arrived_once(broker, topics, 12)
 
 
 class ProcessWorld:

@@ -6,10 +6,11 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from moebus.broker.errors import AppendFailed
-from moebus.broker.ports import Broker
+from moebus.broker.ports import Broker, OutRecord
 from moebus.observability.clock import Clock
 from moebus.observability.log import get_logger
 from moebus.producers.routing.jobs import Wire, fence_job, rollout_job
@@ -53,6 +54,8 @@ class Child:
         self._told: deque[Entry] = deque()
         self._alone = False
         self._leaving = False
+        self._ahead: Entry | None = None
+        self._with_suspect = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._bell, False)
@@ -96,26 +99,57 @@ class Child:
             self._told.clear()
 
     def _feed(self) -> None:
-        while len(self._pipeline.unsettled()) < AHEAD and (entry := self._cursor.next()) is not None:
+        while (entry := self._next()) is not None and self._has_room(entry):
+            self._ahead = None
             if entry.kind != layout.PAD and not self._journal.settled(entry.position):
+                self._with_suspect = self._journal.suspect(entry.position)
                 job = self._job(entry)
                 if job is not None:
                     self._pipeline.put(job)
 
+    def _next(self) -> Entry | None:
+        """The entry to take up next, which stays that until it is taken up."""
+        self._ahead = self._ahead or self._cursor.next()
+        return self._ahead
+
+    def _has_room(self, entry: Entry) -> bool:
+        """An entry that a child ended with goes alone: if it happens again, it was this one."""
+        waiting = self._pipeline.waiting()
+        alone = self._with_suspect or self._journal.suspect(entry.position)
+        return waiting == 0 or (not alone and waiting < AHEAD)
+
     def _job(self, entry: Entry) -> Job | None:
         settle = self._settle(entry)
+        self._journal.hold(entry.position, True)
         try:
             if not self._journal.whole(entry):
                 raise AppendFailed(f"entry {entry.seq} of the journal is damaged; nothing of it was sent")
             meta = self._journal.meta(entry)
             if entry.kind == layout.FENCE:
                 fence, name = read_fence(meta)
+                self._journal.hold(entry.position, False)
                 return fence_job(fence, name, self._wire, self._admin, settle)
             parcel = read_parcel(meta, self._journal.data(entry), entry.created_ms)
-            return rollout_job(parcel, self._wire, self._clock, settle)
+            job = rollout_job(parcel, self._wire, self._clock, settle)
+            self._journal.hold(entry.position, False)
+            return replace(job, open=lambda: self._in_hand(entry, job.open))
         except Exception as exc:  # an entry that cannot be read fails alone
+            self._journal.hold(entry.position, False)  # before: once it is settled its room belongs to others
             settle(exc)
             return None
+
+    def _in_hand(self, entry: Entry, records: Callable[[], Iterator[OutRecord]]) -> Iterator[OutRecord]:
+        """The records, with a mark in the journal while one is made: whoever finds it there knows where this ended."""
+        found = records()
+        while True:
+            self._journal.hold(entry.position, True)
+            try:
+                record = next(found, None)
+            finally:
+                self._journal.hold(entry.position, False)
+            if record is None:
+                return
+            yield record
 
     def _settle(self, entry: Entry) -> Settle:
         def settle(outcome: Sent | Exception) -> None:
@@ -179,7 +213,8 @@ class Child:
     def _rest(self) -> list[Entry]:
         """Open entries that were not even read."""
         found = []
-        while (entry := self._cursor.next()) is not None:
+        while (entry := self._next()) is not None:
+            self._ahead = None
             if entry.kind != layout.PAD and not self._journal.settled(entry.position):
                 found.append(entry)
         return found

@@ -76,6 +76,20 @@ class Journal:
         """The entry there is settled."""
         self._map[layout.HEAD_BYTES + position + layout.STATE_AT] = 1
 
+    def hold(self, position: int, held: bool) -> None:
+        """The child has the entry there in hand, or no longer."""
+        self._map[layout.HEAD_BYTES + position + layout.HAND_AT] = held
+
+    def count_try(self, position: int) -> int:
+        """After the end of a child: how often one ended with the entry there in hand; 0 where this one did not."""
+        at = layout.HEAD_BYTES + position
+        if not self._map[at + layout.HAND_AT]:
+            return 0
+        self._map[at + layout.HAND_AT] = 0
+        tries = min(255, self._map[at + layout.TRIES_AT] + 1)
+        self._map[at + layout.TRIES_AT] = tries
+        return tries
+
     def set_tail(self, position: int, seq: int) -> None:
         """Where the oldest entry in use lies; what is before it may be overwritten."""
         self._tails += 1
@@ -97,6 +111,15 @@ class Journal:
 
     def settled(self, position: int) -> bool:
         return self._map[layout.HEAD_BYTES + position + layout.STATE_AT] != 0
+
+    def suspect(self, position: int) -> bool:
+        """Whether a child has ended with the entry there in hand."""
+        return self._map[layout.HEAD_BYTES + position + layout.TRIES_AT] != 0
+
+    def raw(self, entry: Entry) -> bytes:
+        """All bytes of an entry."""
+        at = layout.HEAD_BYTES + entry.position
+        return self._map[at : at + entry.size]
 
     def meta(self, entry: Entry) -> bytes:
         at = layout.HEAD_BYTES + entry.position + layout.ALIGN

@@ -30,8 +30,9 @@ ENTRY_MAGIC = b"MOEE"
 ENTRY = Struct("<4sBBxxQQQQQII")
 """magic, kind, 1 where the sum covers the data too, size, sequence, created (Unix ms), data bytes, sum (xxh3-64 of meta
 and data), meta bytes, xxh32 of all these."""
-STATE_AT = 63
-"""Offset of the state byte in the entry's header: 0 open, 1 settled. Not under the checksum."""
+TRIES_AT, HAND_AT, STATE_AT = 61, 62, 63
+"""Offsets of bytes in the entry's header that are not under the checksum. Tries: how often the child ended while it had
+the entry in hand. Hand: 1 while it has. State: 0 open, 1 settled."""
 
 PAD, ROLLOUT, FENCE = 0, 1, 2
 

@@ -29,6 +29,13 @@ class Place:
     journal: Journal
     identity: locks.Identity
 
+    @property
+    def aside(self) -> Path:
+        """Folder for entries that end the child each time. Not on /dev/shm: it would fill up for ever."""
+        if self.path is not None:
+            return self.path.with_name(f"{self.path.name}.aside")
+        return Path(tempfile.gettempdir()) / f"moebus-aside-{os.getuid()}"
+
     def close(self) -> None:
         """A named file stays, with what is unsent in it."""
         self.journal.close()

@@ -11,6 +11,8 @@ from moebus.producers.routing.process import layout
 from moebus.producers.routing.process.entries import name_of
 from moebus.producers.routing.process.journal import Cursor, Journal
 from moebus.producers.routing.process.layout import Entry
+from moebus.producers.routing.process.place import Place
+from moebus.producers.routing.process.poison import MAX_TRIES, set_aside
 from moebus.producers.routing.process.ring import Ring
 from moebus.producers.routing.stats import Counters
 
@@ -26,9 +28,10 @@ class Pending:
     settle: Settle
 
 
-def recover(journal: Journal, ring: Ring, clock: Clock, counters: Counters) -> dict[int, Pending]:
+def recover(place: Place, ring: Ring, clock: Clock, counters: Counters) -> dict[int, Pending]:
     """Puts every entry of the file into `ring`, which is empty and starts at the journal's tail. Returns those that
     have to be sent, by sequence number."""
+    journal = place.journal
     pending: dict[int, Pending] = {}
     cursor = Cursor(journal, *journal.tail())
     while (entry := cursor.next()) is not None:
@@ -37,6 +40,10 @@ def recover(journal: Journal, ring: Ring, clock: Clock, counters: Counters) -> d
         if done:
             continue
         name, fault = _look_at(journal, entry, clock)
+        if fault is None and journal.count_try(entry.position) >= MAX_TRIES:
+            set_aside(journal, entry.position, entry.seq, name, place.aside)
+            counters.set_aside()
+            fault = "set aside"
         if fault is None:
             counters.recovered()
             pending[slot.seq] = Pending(name, slot.position, _settle(name, entry.kind, counters))

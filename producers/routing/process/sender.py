@@ -16,6 +16,7 @@ from moebus.producers.routing.process import layout
 from moebus.producers.routing.process.entries import fence_meta, parcel_meta
 from moebus.producers.routing.process.layout import entry_size
 from moebus.producers.routing.process.place import Place
+from moebus.producers.routing.process.poison import MAX_TRIES, set_aside
 from moebus.producers.routing.process.recovery import Pending, recover
 from moebus.producers.routing.process.ring import Ring, Slot
 from moebus.producers.routing.process.spawn import Running
@@ -55,7 +56,7 @@ class ProcessSender:
         self._failures = 0
         self._closed = False
         self._ring = Ring(self._journal.capacity, *self._journal.tail())
-        self._pending.update(recover(self._journal, self._ring, clock, counters))
+        self._pending.update(recover(place, self._ring, clock, counters))
         self._watch = Watch(spawn, self._heard, self._restarted, clock)
 
     @property
@@ -167,6 +168,13 @@ class ProcessSender:
 
     def _restarted(self) -> None:
         self._metrics.inc("moebus_routes_publisher_restarts_total")
+        with self._cond:
+            tries = {seq: self._journal.count_try(pending.position) for seq, pending in self._pending.items()}
+            poison = {seq: self._pending[seq] for seq, count in tries.items() if count >= MAX_TRIES}
+        for seq, pending in poison.items():
+            outcome = set_aside(self._journal, pending.position, seq, pending.name, self._place.aside)
+            self._counters.set_aside()
+            self._heard(seq, outcome)
 
     # Looking and ending
 
