@@ -29,11 +29,11 @@ _CUT = frozenset(["abort", "aborted", "error", "cancelled", "recover_stop"])
 class DecodedRoutes:
     """The routes of one choice.
 
-    `routes` [rows, moe_layers, top_k] uint8, uint16 or uint32, it may be read-only: row i is token `start + i`. `valid` [rows] bool: False
-    where the server recorded nothing (its ids are 0); a prompt that came out of a cache of another process has such
-    rows at the front. `status`: as of an END; `missing` = the answer has no routes. `prompt_rows`: tokens of the
-    prompt, None where the answer does not say. `token_ids` int64 [prompt + output], where known. `versions`:
-    ((first row, weight version), ...), absolute. `path`: the field the routes came from.
+    `routes` [rows, moe_layers, top_k] uint8, uint16 or uint32, it may be read-only: row i is token `start + i`.
+    `valid` [rows] bool: False where the server recorded nothing (its ids are 0); a prompt that came out of a cache of
+    another process has such rows at the front. `status`: as of an END; `missing` = the answer has no routes.
+    `prompt_rows`: tokens of the prompt, None where the answer does not say. `token_ids` int64 [prompt + output], where
+    known. `versions`: ((first row, weight version), ...), absolute. `path`: the field the routes came from.
     """
 
     choice: int
