@@ -51,7 +51,7 @@ class ObstoreObjects(Objects):
         self.where = f"{str(place).rstrip('/')}/{home}"
         self._home = home
         self._folder = place.path if sync else None
-        self._timeout = timeout
+        self._persisted: set[Path] = set()
         self._store = _open(place, timeout, endpoint)
         if place.path is not None:
             _clean(place.path / home)
@@ -115,7 +115,7 @@ class ObstoreObjects(Objects):
             try:
                 await obstore.put_async(self._store, name, data, use_multipart=False)
                 if self._folder is not None:
-                    await asyncio.to_thread(_persist, self._folder, name)
+                    await asyncio.to_thread(_persist, self._folder, name, self._persisted)
             except _FAULTS as error:
                 raise self._unavailable(error) from None
 
@@ -218,15 +218,18 @@ def _clean(home: Path) -> None:
             os.rmdir(folder)
 
 
-def _persist(folder: Path, name: str) -> None:
-    """fsync of a file, and of the folders that lead to it."""
+def _persist(folder: Path, name: str, known: set[Path]) -> None:
+    """fsync of a file, of its folder, and of the folders that lead there unless they are `known` to last."""
     path = folder / name
-    for one in (path, *(parent for parent in path.parents if parent == folder or folder in parent.parents)):
+    leading = [parent for parent in path.parents if parent == folder or folder in parent.parents]
+    fresh = [parent for parent in leading[1:] if leading[0] not in known]
+    for one in (path, leading[0], *fresh):
         handle = os.open(one, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+    known.add(leading[0])
 
 
 def _short(error: Exception) -> str:
