@@ -172,7 +172,7 @@ def _sealed_entries(data: bytes) -> bytes:
 def control(data: bytes) -> None:
     """Requests, responses, members: a message or BadRecord, whatever the encoding is said to be."""
     kind, raw = data[0] if data else 0, data[1:]
-    headers = [("content-encoding", b"zstd")] if kind & 1 else []
+    headers: list[tuple[str, bytes | None]] = [("content-encoding", b"zstd")] if kind & 1 else []
     if kind & 2:
         headers += [("content-encoding", None), ("traceparent", raw[:40])]
     for read in (parse_request, decode_response, decode_member, decode_ops):
