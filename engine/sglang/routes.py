@@ -3,7 +3,7 @@
 
 `meta_info.routed_experts`: base64 of int32 [rows, num_hidden_layers, top_k] without a shape, all tokens but the last,
 from `routed_experts_start_len` on; uint16 or uint8 where `routed_experts_dtype` says so. The OpenAI paths have it in
-`choices[i].meta_info` (`return_meta_info`), or once for the whole answer in `sglext`.
+`choices[i].meta_info` (`return_meta_info`), or once for the whole answer in `sglext` (behind Dynamo: `nvext`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _native(value: object, path: str, place: int, given: fields.Tokens | None) -
 def _openai(
     answer: openai.Json, one: openai.Json, path: str, place: int, number: int, given: fields.Tokens | None
 ) -> Choice:
-    usage, ext = fields.member(answer, "usage", ""), fields.member(answer, "sglext", "")
+    usage = fields.member(answer, "usage", "")
     meta, where = fields.member(one, "meta_info", path), fields.join(path, "meta_info")
     choice = Choice(openai.index_of(one, path, place), fields.join(where, "routed_experts"))
     places = ((one, path), (meta, where), (answer, ""))
@@ -82,10 +82,14 @@ def _openai(
         choice.output = fields.count(usage, "completion_tokens", "usage")
     if choice.prompt is None:
         choice.prompt = fields.count(usage, "prompt_tokens", "usage")
-    if choice.value is None and ext.get("routed_experts") is not None:
-        choice.path = "sglext.routed_experts"
-        choice.value = openai.alone(number, _value(ext, "sglext"), choice.path)
-        _dtype(choice, ext, "sglext")
+    for name in ("sglext", "nvext"):  # its own, and Dynamo's
+        ext = fields.member(answer, name, "")
+        if choice.output_ids is None and number == 1:
+            choice.output_ids = openai.first_tokens((ext, name, "completion_token_ids"))
+        if choice.value is None and ext.get("routed_experts") is not None:
+            choice.path = fields.join(name, "routed_experts")
+            choice.value = openai.alone(number, _value(ext, name), choice.path)
+            _dtype(choice, ext, name)
     openai.read_versions(choice, (meta, where), (one, path), (fields.member(answer, "metadata", ""), "metadata"))
     choice.request_id = fields.text(answer, "id", "") or choice.request_id
     return choice

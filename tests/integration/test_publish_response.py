@@ -18,6 +18,7 @@ from moebus.consumers import RoutingReader
 from moebus.engine import vllm as vllm_engine
 from moebus.observability.settings import KafkaSettings, Settings
 from moebus.producers import AsyncRoutingPublisher, RoutingPublisher
+from moebus.producers.routing import PublisherSuspended
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.route_ref import RouteRef
 from tests.support.answers import (
@@ -170,6 +171,20 @@ def test_a_partial_rollout_goes_on(publisher: RoutingPublisher, reader: RoutingR
     on = publisher.publish_response("vllm", answer, "d:0:0:0", base=cut.ref)
     assert np.array_equal(reader.resolve([on.ref], [[*TOKENS, 50, 51, 52]], wait=WAIT).routes[: ROWS + 3], whole)
     assert reader.get("d:0:0:0", attempt=on.ref.attempt).versions == ((0, "a"), (ROWS, "b"))
+
+
+def test_what_was_not_stored_is_told(publisher: RoutingPublisher) -> None:
+    publisher.suspend()
+    receipts = publisher.publish_response("sglang", [sglang(bare(WIDE)), sglang(bare(WIDE))], "a")
+    assert receipts.done()
+    with pytest.raises(PublisherSuspended):
+        receipts.result(WAIT)
+
+    async def wait() -> None:
+        await receipts
+
+    with pytest.raises(PublisherSuspended):
+        asyncio.run(wait())
 
 
 def test_a_streamed_answer(publisher: RoutingPublisher, reader: RoutingReader) -> None:

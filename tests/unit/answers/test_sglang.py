@@ -152,6 +152,21 @@ def test_openai_paths() -> None:
         decode_routes(answer, CARD)
 
 
+def test_behind_dynamo() -> None:
+    answer: dict[str, Any] = {
+        "choices": [{"index": 0, "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 3},
+        "nvext": {"routed_experts": bare(WIDE), "completion_token_ids": OUTPUT},
+    }  # fmt: skip
+    (one,) = decode_routes(answer, CARD, prompt_token_ids=PROMPT)
+    assert np.array_equal(one.routes, ROUTES)
+    assert one.path == "nvext.routed_experts"
+    assert one.token_ids is not None
+    assert one.token_ids.tolist() == PROMPT + OUTPUT
+    answer["choices"].append({"index": 1})
+    with pytest.raises(InvalidInput, match=r"nvext\.routed_experts: one value for 2 choices"):
+        decode_routes(answer, CARD)
+
+
 @pytest.mark.parametrize("absent", [True, False])
 def test_aborted_in_the_queue_and_absent(absent: bool) -> None:
     answer = sglang(None, output=[], finish="abort")
