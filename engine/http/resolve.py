@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moebus.engine.port import EngineFailed, EngineTimeout, EngineUnknown, EngineUnreachable
+from moebus.engine.port import EngineFailed, EngineTimeout, EngineUnknown
 from moebus.schemas.errors import MoebusError
 
 
@@ -42,7 +42,7 @@ def _proof(
     try:
         found = happened()
         same = life() == before
-    except EngineUnreachable:
+    except MoebusError:
         return None
     if not same:
         raise EngineFailed(f"{error}; the server has restarted since, what it held is lost") from error

@@ -6,6 +6,7 @@ Two rules. Every call has a connection of its own, so that a refused connection 
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +29,8 @@ from moebus.engine.port import (
 )
 
 LOOK_S = 0.4
+PATIENCE_S = 5.0
+"""How long a server may be too busy to answer before that is said of it."""
 CONNECT_S = 5.0
 LONGEST_CALL_S = 3600.0
 """What a call without a deadline may take: longer, and its server counts as hung."""
@@ -48,7 +51,8 @@ class EngineServer:
         self.url = check_url(url)
         headers = {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
         limits = httpx.Limits(max_keepalive_connections=0)
-        tls = self.url.startswith("https:")  # certificates are slow to load and of no use without it
+        # The machine's certificates and SSL_CERT_FILE; slow to load, so only where they are needed.
+        tls = ssl.create_default_context() if self.url.startswith("https:") else False
         self._calls, self._looks = (
             httpx.Client(
                 base_url=self.url, headers=headers, limits=limits, transport=transport, trust_env=False, verify=tls
@@ -59,10 +63,15 @@ class EngineServer:
         self._trouble: str | None = "not reached yet"
         self._losses = 0
         self._answered = False
+        self._late_since: float | None = None
 
     @property
     def trouble(self) -> str | None:
-        """Why the server did not answer the last time, for people; None while it does."""
+        """Why the server does not answer, for people; None while it does. One that takes connections and is late is
+        said to be in trouble after `PATIENCE_S` of it."""
+        late = self._late_since
+        if self._trouble is None and late is not None and time.monotonic() - late >= PATIENCE_S:
+            return f"{self.url} has not answered for {time.monotonic() - late:.0f} s"
         return self._trouble
 
     @property
@@ -137,12 +146,12 @@ class EngineServer:
         except _NOT_SENT as error:
             raise self._lost(EngineUnreachable(f"{self.url} takes no connection ({_why(error)})")) from error
         except httpx.TimeoutException as error:
-            self._trouble = f"{self.url} did not answer {path} within {left:.1f} s"
+            self._late_since = self._late_since or time.monotonic()
             raise EngineUnknown(f"{path}: no answer within {left:.1f} s; it may have been done", late=True) from error
         except httpx.HTTPError as error:
             text = f"{path}: the connection broke ({_why(error)}); it may have been done"
             raise self._lost(EngineUnknown(text)) from error
-        self._trouble, self._answered = None, True
+        self._trouble, self._answered, self._late_since = None, True, None
         return self._judged(path, status, raw, needs)
 
     def _lost(self, error: EngineUnreachable | EngineUnknown) -> EngineUnreachable | EngineUnknown:

@@ -53,7 +53,7 @@ class VllmApi:
         """Whether it was started with sleep mode; None where it does not say. The first answer may take seconds."""
         try:
             reply = self._server.call("GET", "/server_info", deadline, params={"config_format": "json"})
-        except (Unsupported, EngineFailed):
+        except (Unsupported, EngineFailed, EngineRefused):
             return None
         return _sleep_mode(reply.field("vllm_config"))
 

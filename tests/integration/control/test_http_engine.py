@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moebus.schemas.responses import Code, ControlResponse, Lifecycle, Residency
 from moebus.schemas.tags import Tag
-from tests.support.control_lab import Lab
+from tests.support.control_lab import Crash, CrashAt, Lab
 from tests.support.vllm import Rig, rigs
 from tests.support.wait import wait_until
 
@@ -276,3 +277,60 @@ def test_a_refused_sleep_leaves_it_running(lab: Lab, rig: Rig) -> None:
     assert "--enable-sleep-mode" in answer.message
     assert lifecycle(lab) is Lifecycle.RUNNING
     assert rig.ask()["weights"] == "w0"
+
+
+POINTS = ("after_state", "after_effect", "after_response", "after_second_state")
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("method", ["pause", "resume", "sleep", "wakeup", "reset_cache", "update_weights", "finish"])
+def test_a_crash_at_any_point_of_an_operation(lab: Lab, rig: Rig, method: str, point: str) -> None:
+    """kill -9 of the worker; the server lives on. The next process answers once, and the server is as was asked."""
+    crash = CrashAt(point)
+    first = lab.host(rig.engine, fault=crash)
+    request = _prepared(lab, rig, method)
+    crash.armed = True
+    request = _sent(lab, method, request)
+    with pytest.raises(Crash):
+        lab.turn()
+    lab.crash(first)
+    rig.restarted()
+    lab.host(rig.engine)
+    lab.silence()
+    lab.turn()
+    tainted = method == "finish" and point == "after_state"
+    assert {one.code for one in lab.answers(request)} <= {Code.TAINTED if tainted else Code.OK, Code.ALREADY}
+    found = rig.engine.inspect()
+    running = method in ("resume", "wakeup", "reset_cache")
+    assert found.paused != running
+    assert all(found.resident.values()) == (method != "sleep")
+    if method != "sleep" and not tainted:
+        assert found.version == {"update_weights": "v2", "finish": "v7"}.get(method, "default")
+    if running:
+        assert rig.ask()["weights"] == "w0"
+
+
+def _sent(lab: Lab, method: str, request: str) -> str:
+    """Appends what the worker dies of; the id that is answered."""
+    if method == "update_weights":
+        lab.send("decide", {"request_id": request, "decision": "commit"})
+        return request
+    if method == "finish":
+        return lab.send("transfer_weights", {"step": "finish", "version": "v7"})
+    args: dict[str, dict[str, Any]] = {"sleep": {"level": "discard"}, "wakeup": {"resume": True}}
+    return lab.send(method, args.get(method))
+
+
+def _prepared(lab: Lab, rig: Rig, method: str) -> str:
+    if method in ("resume", "update_weights", "finish"):
+        lab.ask("pause")
+    if method == "wakeup":
+        lab.ask("sleep")
+    if method == "finish":
+        for step in ("init", "start", "update"):
+            lab.ask("transfer_weights", {"step": step, "version": "v7", "info": {"weights": "w7"}})
+    if method != "update_weights":
+        return ""
+    request = lab.send("update_weights", {"version": "v2", "source": rig.checkpoint("w2")})
+    lab.turn()
+    return request

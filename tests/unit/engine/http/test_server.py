@@ -138,13 +138,21 @@ def test_a_cut_connection_is_unknown(running: Running, when: str) -> None:
     assert server.look("/done").field("count") == (when == "after")
 
 
-def test_a_late_answer_is_unknown_and_no_lost_connection(running: Running) -> None:
+def test_a_late_answer_is_unknown_and_no_lost_connection(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     server = EngineServer(running.url)
     running.faults.hold.add("/do")
     with pytest.raises(EngineUnknown, match="no answer within") as caught:
         server.call("POST", "/do", Left(0.05))
     assert caught.value.late
     assert server.losses == 0
+    running.faults.release()
+    server.call("POST", "/do", Left())
+    running.faults.hold.add("/done")
+    with pytest.raises(EngineUnreachable):
+        server.look("/done", 0.05)
+    assert server.trouble is None, "busy, perhaps"
+    monkeypatch.setattr("moebus.engine.http.server.PATIENCE_S", 0.0)
+    assert "has not answered for" in (server.trouble or "")
 
 
 def test_a_look_is_quick_while_a_call_hangs(running: Running) -> None:
