@@ -18,9 +18,9 @@ from moebus.engine.spans import version_spans
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.model_card import ModelCard
 
-FLUSH_STEPS = 32
-FLUSH_TOKENS = 256
-"""What steps captured waits on the device until there are this many steps of it, or one of this many tokens."""
+FLUSH_STEPS = 64
+FLUSH_ROWS = 1024
+"""What steps captured waits on the device until there are this many steps, or rows, of it."""
 
 Spans = tuple[tuple[int, str], ...]
 
@@ -64,6 +64,7 @@ class RouteCapture:
         self._version = np.zeros(num_slots, dtype=np.int32)
         self._versions: list[str] = []
         self._pending: list[_Step] = []
+        self._waiting_rows = 0
         self._on_cpu = self.device.kind == "cpu"
 
     def step(self, slots: Ints, generations: Ints, version: str) -> StepCapture:
@@ -81,7 +82,8 @@ class RouteCapture:
             seen = self.in_order(seen)
             copy = self.device.begin_copy(list(seen.values()), self.card.dtype)
             self._pending.append((slots, generations, version, copy))
-        if len(self._pending) >= FLUSH_STEPS or len(slots) >= FLUSH_TOKENS:
+        self._waiting_rows += len(slots)
+        if len(self._pending) >= FLUSH_STEPS or self._waiting_rows >= FLUSH_ROWS:
             self.flush()
 
     def flush(self) -> None:
@@ -90,7 +92,7 @@ class RouteCapture:
         Raises:
             RouteMissing: a layer is missing or gave something else than ids; the rows of these steps count as missing.
         """
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._waiting_rows = self._pending, [], 0
         if not pending:
             return
         slots = np.concatenate([one[0] for one in pending])

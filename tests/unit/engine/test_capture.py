@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moebus.engine.paddle.capture import FLUSH_STEPS, FLUSH_TOKENS, PositionCapture, RouteCapture, RouteMissing
+from moebus.engine.paddle.capture import FLUSH_ROWS, FLUSH_STEPS, PositionCapture, RouteCapture, RouteMissing
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.engine.paddle.slots import Ints, sequence_slots
 from moebus.schemas.model_card import ModelCard
@@ -179,10 +179,10 @@ def test_what_is_no_row_of_ids_is_reported_and_its_rows_are_missing(ids: Ints, t
 
 @needs_paddle
 @pytest.mark.paddle
-def test_a_long_step_is_not_left_waiting_on_the_device() -> None:
+def test_many_rows_are_not_left_waiting_on_the_device() -> None:
     paddle = load_paddle()
-    made = RouteCapture(CARD, 1024, 8)
-    for tokens, waits in ((FLUSH_TOKENS - 1, 1), (FLUSH_TOKENS, 0)):
+    made = RouteCapture(CARD, FLUSH_ROWS, 8)
+    for tokens, waits in ((FLUSH_ROWS - 2, 1), (1, 2), (1, 0), (FLUSH_ROWS, 0), (1, 1)):
         step = made.step(np.arange(tokens), np.ones(tokens, np.int64), "v1")
         for layer in CARD.moe_layers:
             step(layer, paddle.zeros([tokens, 2], dtype="int64"))

@@ -59,6 +59,9 @@ def engine(tmp_path: Path, cut: Cut) -> Iterator[PaddleEngine]:
 @pytest.mark.parametrize("level", ["offload", "discard"])
 @pytest.mark.parametrize("tags", [ALL_TAGS, ALL_TAGS[::-1], (Tag.WEIGHT,), (Tag.KV_CACHE,)])
 def test_twenty_cycles_by_paddles_counter(engine: PaddleEngine, tags: tuple[Tag, ...], level: Level) -> None:
+    engine.resume()
+    first = engine.generate(PROMPT, 30)
+    engine.pause("abort", Left())
     counter = engine.device.memory_allocated
     awake, parameters = counter(), dict(engine._weights.parameters)
     before = {tag: engine.inspect().bytes_by_tag[tag] for tag in tags}
@@ -72,6 +75,11 @@ def test_twenty_cycles_by_paddles_counter(engine: PaddleEngine, tags: tuple[Tag,
         assert counter() == awake
     assert all(engine._weights.parameters[name] is parameter for name, parameter in parameters.items())
     assert weights_digest(dict(engine.weights())) == engine.inspect().weights_digest
+    engine.resume()
+    again = engine.generate(PROMPT, 30)
+    assert again.token_ids.tolist() == first.token_ids.tolist()
+    assert np.array_equal(again.routes, first.routes)  # type: ignore[arg-type]
+    assert np.array_equal(again.logprobs, first.logprobs)
 
 
 def test_an_update_needs_no_device_memory_and_keeps_parameter_objects(engine: PaddleEngine, tmp_path: Path) -> None:
