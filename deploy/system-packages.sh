@@ -7,7 +7,7 @@ need=""
 command -v mvn >/dev/null 2>&1 || need="$need maven"
 command -v kcat >/dev/null 2>&1 || need="$need kcat"
 command -v redis-server >/dev/null 2>&1 || need="$need redis-server"
-ls /usr/lib/*/libibverbs.so.1 /usr/lib*/libibverbs.so.1 >/dev/null 2>&1 || need="$need libibverbs1"
+find /usr/lib /usr/lib64 -maxdepth 2 -name libibverbs.so.1 2>/dev/null | grep -q . || need="$need libibverbs1"
 command -v make >/dev/null 2>&1 || need="$need make"
 [ -n "$need" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
