@@ -36,7 +36,12 @@ def parse_attempt(text: str) -> bytes:
     Raises:
         InvalidInput: field `attempt`.
     """
-    upper = text.upper() if isinstance(text, str) else ""
-    if not _ULID.fullmatch(upper):
-        raise InvalidInput("attempt", f"{str(text)[:40]!r} is not a ULID of 26 characters")
+    upper = check_attempt(text).upper()
     return base64.b32decode(b"AAAAAA" + upper.encode().translate(_FROM_TEXT))[4:]
+
+
+def check_attempt(text: str) -> str:
+    """`text` itself. Raises InvalidInput, field `attempt`, unless it is a ULID's 26 characters."""
+    if not isinstance(text, str) or not _ULID.fullmatch(text.upper()):
+        raise InvalidInput("attempt", f"{str(text)[:40]!r} is not a ULID of 26 characters")
+    return text

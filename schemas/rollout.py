@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from moebus.schemas.errors import InvalidInput
 
@@ -121,6 +122,7 @@ def _integer(field: str, value: int, highest: int) -> int:
     return value
 
 
+@lru_cache(maxsize=256)  # a submit asks for it several times, on the thread of the generation step
 def default_group(rollout_id: str) -> str:
     """The group where none was named: `data` of a structured id, else the id itself."""
     parts = structured(rollout_id)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from moebus.schemas.attempt import parse_attempt
+from moebus.schemas.attempt import check_attempt
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.rollout import RolloutKey, check_choice, check_group, check_rollout_id, check_run, default_group
 
@@ -64,7 +64,7 @@ class RouteRef:
         check_run(self.run)
         check_rollout_id(self.rollout_id)
         check_choice(self.choice)
-        parse_attempt(self.attempt)
+        check_attempt(self.attempt)
         _rows("rows", self.rows)
         if self.group is not None:
             check_group(self.group)
