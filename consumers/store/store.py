@@ -126,7 +126,7 @@ class RouteStore:
             if thread.is_alive():
                 thread.join(_STOP_SECONDS)
         if self._mirrors is not None:
-            self._mirrors.join(_STOP_SECONDS)
+            self._mirrors.join(_LEAVE_SECONDS)  # what it holds is told by its ledger
         self._announcer.leave()
         self._writer.close(_LEAVE_SECONDS)
         self._admin.close()

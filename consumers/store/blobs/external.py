@@ -10,12 +10,13 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from moebus.consumers.store.blobs.pointer import ObjectName, Pointer
+from moebus.consumers.store.blobs.parts import failed, parts_of
+from moebus.consumers.store.blobs.pointer import ObjectName, Pointer, follows
 from moebus.consumers.store.blobs.port import BlobMissing, Blobs, BlobsUnavailable, Objects, Reading, answer_of
 from moebus.consumers.store.tables import Tables
 from moebus.observability.log import get_logger
@@ -113,20 +114,27 @@ class ExternalBlobs(Blobs):
         self.strays = True
 
     def read(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> bytes:
-        return answer_of(self.ask(owner, entry, start, stop))
-
-    def ask(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> Future[bytes]:
-        at_once: Future[bytes] = Future()
-        try:
-            pointer = Pointer.unpack(owner, entry)
-        except struct.error:
-            at_once.set_exception(BlobMissing("an entry of the index is damaged"))
-            return at_once
+        pointer = _pointer(owner, entry)
         last = pointer.size if stop is None else min(stop, pointer.size)
-        if start < last:
-            return self._objects.get(self._full(str(pointer.name)), pointer.offset + start, pointer.offset + last)
-        at_once.set_result(b"")
-        return at_once
+        if start >= last:
+            return b""
+        return answer_of(self._get(replace(pointer, offset=pointer.offset + start, size=last - start)))
+
+    def ask(self, wanted: Sequence[tuple[int, bytes]]) -> list[Future[bytes]]:
+        asked: list[Future[bytes]] = []
+        run: list[Pointer] = []
+        for owner, entry in wanted:
+            try:
+                pointer = _pointer(owner, entry)
+            except BlobMissing as error:
+                asked += [*self._get_run(run), failed(error)]
+                run = []
+                continue
+            if run and not follows(run[-1], pointer):
+                asked += self._get_run(run)
+                run = []
+            run.append(pointer)
+        return [*asked, *self._get_run(run)]
 
     def due(self, tables: Tables) -> bool:
         self._delete_trash(tables)
@@ -220,8 +228,25 @@ class ExternalBlobs(Blobs):
         self._boot = self._boots()
         self._serial = 0
 
+    def _get(self, pointer: Pointer) -> Future[bytes]:
+        return self._objects.get(self._full(str(pointer.name)), pointer.offset, pointer.offset + pointer.size)
+
+    def _get_run(self, run: Sequence[Pointer]) -> list[Future[bytes]]:
+        """Pointers that follow each other, in one request."""
+        if not run:
+            return []
+        sizes = [pointer.size for pointer in run]
+        return parts_of(self._get(replace(run[0], size=sum(sizes))), sizes)
+
     def _full(self, name: str) -> str:
         return f"{self._folder}/{name}"
+
+
+def _pointer(owner: int, entry: bytes) -> Pointer:
+    try:
+        return Pointer.unpack(owner, entry)
+    except struct.error:
+        raise BlobMissing("an entry of the index is damaged") from None
 
 
 def _names_of(tables: Tables, owner: bytes) -> Iterator[ObjectName]:

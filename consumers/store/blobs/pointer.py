@@ -55,3 +55,8 @@ class Pointer:
         """Raises struct.error for what is no entry of ours."""
         boot, serial, first, offset, size, attempt = _ENTRY.unpack(entry)
         return cls(ObjectName(boot, serial, owner, first, attempt), offset, size)
+
+
+def follows(one: Pointer, other: Pointer) -> bool:
+    """Whether `other` begins where `one` ends."""
+    return one.name == other.name and one.offset + one.size == other.offset

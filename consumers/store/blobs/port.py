@@ -99,8 +99,8 @@ class Blobs(Protocol):
         """Bytes [start, stop) of a blob of `owner`. Raises BlobMissing or BlobsUnavailable."""
         ...
 
-    def ask(self, owner: int, entry: bytes, start: int = 0, stop: int | None = None) -> Future[bytes]:
-        """As `read`, without waiting."""
+    def ask(self, wanted: Sequence[tuple[int, bytes]]) -> list[Future[bytes]]:
+        """Whole blobs, (owner, entry) each, without waiting; neighbours in one request."""
         ...
 
     def due(self, tables: Tables) -> bool:
