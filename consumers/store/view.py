@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
 from moebus.consumers.store import keys
-from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable
+from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable, answer_of
 from moebus.consumers.store.env import EnvClosed
 from moebus.consumers.store.partition import Partition, hides
 from moebus.consumers.store.state import AttemptState
@@ -89,14 +91,27 @@ class View:
                     _plan_part(tables, part.owner, low, high, pieces, versions)
         return Plan(tuple(pieces), merge_versions(versions))
 
-    def fetch(self, piece: Piece, layers: Sequence[int] | None) -> RouteArray:
-        """Rows [piece.last - piece.first, layers, top_k], C order; a copy. `layers`: positions, None for all.
+    @property
+    def ahead(self) -> int:
+        """How many pieces to ask for before their turn."""
+        return self._partition.blobs.ahead
+
+    def ask(self, pieces: Sequence[Piece]) -> list[Future[bytes] | None]:
+        """Their bytes on the way; None for what the index does not have."""
+        entries = [self._entry(piece) for piece in pieces]
+        found = [(piece.owner, entry) for piece, entry in zip(pieces, entries, strict=True) if entry is not None]
+        asked = iter(self._partition.blobs.ask(found))
+        return [next(asked) if entry is not None else None for entry in entries]
+
+    def fetch(self, piece: Piece, layers: Sequence[int] | None, asked: Future[bytes] | None = None) -> RouteArray:
+        """Rows [piece.last - piece.first, layers, top_k], C order; a copy. `layers`: positions, None for all. `asked`:
+        what `ask` gave.
 
         Raises:
             RouteDeleted: removed in the meantime.  RouteCorrupt: what is stored is not what was written.
             StoreCatchingUp: its bytes cannot be had now.
         """
-        data = self._bytes(piece)
+        data = self._bytes(piece, asked)
         try:
             chunk = decode(data)
             if not isinstance(chunk, Chunk) or chunk.header.attempt != piece.attempt:
@@ -107,12 +122,13 @@ class View:
             raise RouteCorrupt(self._partition.damaged) from error
         return np.ascontiguousarray(rows if layers is None else rows[:, layers, :])
 
-    def _bytes(self, piece: Piece) -> bytes:
-        entry = self._entry(piece)
+    def _bytes(self, piece: Piece, asked: Future[bytes] | None) -> bytes:
+        blobs = self._partition.blobs
+        entry = self._entry(piece) if asked is None else b""
         if entry is None:
             raise RouteDeleted("removed while it was read")
         try:
-            return self._partition.blobs.read(piece.owner, entry)
+            return blobs.read(piece.owner, entry) if asked is None else answer_of(asked)
         except BlobsUnavailable as error:
             raise StoreCatchingUp(f"the bytes cannot be had now: {error}") from error
         except BlobMissing as error:
@@ -168,5 +184,17 @@ def _reason(record: Delete | Clear) -> str:
 
 def rows_of(view: View, plan: Plan, layers: Sequence[int] | None = None) -> Iterator[RouteArray]:
     """The rows of a plan, one array a chunk."""
-    for piece in plan.pieces:
-        yield view.fetch(piece, layers)
+    if not view.ahead:
+        for piece in plan.pieces:
+            yield view.fetch(piece, layers)
+        return
+    rest = iter(plan.pieces)
+    waiting: deque[tuple[Piece, Future[bytes] | None]] = deque()
+    while True:
+        if len(waiting) <= view.ahead:
+            some = list(islice(rest, view.ahead))
+            waiting.extend(zip(some, view.ask(some), strict=True))
+        if not waiting:
+            return
+        piece, asked = waiting.popleft()
+        yield view.fetch(piece, layers, asked)
