@@ -127,6 +127,8 @@ class SGLangEngine:
             if not self._known.busy:  # while a call of ours keeps the scheduler, the last look stands
                 raise
         load, label = self._last
+        if self._info is not None and self._info.tokenizers > 1:  # each of them has a label of its own
+            label = belief.version or label
         resident = belief.resident[Tag.WEIGHT]
         valid = resident and belief.weights == "valid" and belief.sure
         sizes = self._info.sizes if self._info is not None else {}

@@ -19,6 +19,7 @@ from moebus.engine.port import (
 from moebus.engine.sglang.engine import SGLangEngine
 from moebus.schemas.tags import Tag
 from tests.support.deadlines import Left
+from tests.support.stand_ins.sglang import StandIn
 from tests.unit.engine.sglang.rig import Rig, sglang
 
 DISK = "/update_weights_from_disk"
@@ -153,6 +154,15 @@ def test_a_version_that_went_back_is_told(rig: Rig) -> None:
     update(rig, "step-57")
     rig.at.weight_version = "step-1"
     assert rig.engine.inspect().version == "step-1"
+
+
+def test_labels_of_several_processes(tmp_path: Path) -> None:
+    """Only the process that took the update has the new label; the others answer looks too."""
+    with sglang(tmp_path, StandIn(tokenizers=2)) as rig:
+        rig.engine.pause("abort", Left())
+        update(rig)
+        rig.at.weight_version = "default"
+        assert rig.engine.inspect().version == "step-1"
 
 
 def test_a_flush_that_is_refused_leaves_the_old_weights(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
