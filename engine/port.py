@@ -292,6 +292,13 @@ class Generation:
     versions: tuple[tuple[int, str], ...]
     cached_tokens: int
 
+    @property
+    def version_ranges(self) -> tuple[tuple[int, int, str], ...]:
+        """`versions` as ((start_row, stop_row, version), ...)."""
+        rows = self.prompt_tokens + max(len(self.token_ids) - 1, 0)
+        stops = [*(start for start, _ in self.versions[1:]), rows]
+        return tuple((start, stop, version) for (start, version), stop in zip(self.versions, stops, strict=False))
+
 
 class EngineClosed(RetriableError):
     """The engine takes no prompts now (paused, asleep, empty or shutting down)."""

@@ -45,6 +45,7 @@ class GenerationRules(EngineRules):
             assert result.routes is not None
             assert len(result.routes) == 17
             assert result.versions == ((0, "initial"),)
+            assert result.version_ranges == ((0, 17, "initial"),)
         assert result.cached_tokens == 16
         after = rig.run(rig.prompt(size=17, max_tokens=1))
         assert after.routes is not None

@@ -125,9 +125,10 @@ class WeightRules(EngineRules):
         assert result.routes is not None
         assert whole.routes is not None
         assert len(result.routes) == 31
+        assert result.version_ranges == ((0, start, "initial"), (start, 31, "v9"))
         assert np.array_equal(result.routes[:start], whole.routes[:start])
         after = rig.run(rig.prompt(max_tokens=12))
-        assert after.versions == ((0, "v9"),)
+        assert after.version_ranges == ((0, 31, "v9"),)
         assert after.cached_tokens == 0
 
     def test_a_kept_cache_tells_its_version(self, rig: Rig) -> None:

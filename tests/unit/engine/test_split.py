@@ -409,6 +409,59 @@ def test_a_prefill_that_is_aborted_has_nothing_to_hand_over(tmp_path: Path) -> N
         engine.close()
 
 
+def test_a_prefill_that_went_on_under_new_weights(tmp_path: Path) -> None:
+    """Frozen between two chunks of its prompt, and both engines updated: each row keeps the version it came from."""
+    gate, roots = Gate(), (str(tmp_path),)
+    write_weights(tmp_path / "w.safetensors", 7)
+    first = PaddleEngine.create(replace(SMALL, prefill_chunk=16), seed=1, hook=gate, allowed_roots=roots)
+    second = PaddleEngine.create(SMALL, seed=7, version="v7")
+    try:
+        gate.close_after("step", 1)
+        call = Background(lambda: first.prefill(PROMPT, 60))
+        gate.wait_held()
+        pause = Background(lambda: first.pause("keep", Left()))
+        wait_until(lambda: first.inspect().paused, what="admission closed")
+        gate.open()
+        assert pause.result().frozen == 1
+        first.commit(first.stage("v7", str(tmp_path / "w.safetensors"), None, Left()), "reset", Left())
+        first.resume()
+        handover = handed_over(call.result())
+        (_, old), (start, new) = handover.head.versions
+        assert (old, new, handover.head.weights_version) == ("initial", "v7", "v7")
+        assert start in (16, 32)
+        result = second.decode(handover, PROMPT, 60)
+        assert result.version_ranges == ((0, start, "initial"), (start, 54, "v7"))
+        assert np.array_equal(result.routes[:43], handover.routes)  # type: ignore[index, arg-type]
+        after = second.generate(replace(PROMPT, request_id="after"), 60)
+        assert after.cached_tokens == 0
+        check_exact(second, [PROMPT], [after])
+    finally:
+        gate.open()
+        first.close()
+        second.close()
+
+
+def test_many_at_once_with_aborts_at_random_leak_nothing(pair: Pair) -> None:
+    draw = np.random.default_rng(0)
+    prompts = random_prompts(16, (5, 60), SMALL.vocab_size, 2, max_tokens=20, temperature=1.0)
+    heads = [replace(one, token_ids=np.concatenate([PROMPT.token_ids[:24], one.token_ids])) for one in prompts]
+    handed = [pair.hand(one) for one in heads]
+    calls = [
+        Background(lambda h=h, p=p: pair.second.decode(h, p, 60))  # type: ignore[misc]
+        for h, p in zip(handed, heads, strict=True)
+    ]
+    for index in draw.permutation(16)[:6]:
+        pair.second.abort_requests([f"r{index}"])
+    results = [call.result(60) for call in calls]
+    whole = [one for one in zip(heads, results, strict=True) if one[1].finish_reason == "length"]
+    assert len(whole) >= 10
+    check_exact(pair.second, [prompt for prompt, _ in whole], [result for _, result in whole])
+    for prompt, result in zip(heads, results, strict=True):
+        assert result.routes is not None
+        assert len(result.routes) == len(prompt.token_ids) + len(result.token_ids) - 1
+    assert pair.free()
+
+
 # -- devices that fail, and capture that is off
 
 
