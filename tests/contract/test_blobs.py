@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from moebus.consumers.store.blobs.external import PROBE
+from moebus.consumers.store.blobs.metered import MeteredObjects
 from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable
 from moebus.consumers.store.partition import StoreFull
+from moebus.observability.clock import SystemClock
+from moebus.observability.metrics import Metrics
 from moebus.schemas.route_errors import RouteCorrupt, StoreCatchingUp
 from tests.contract.blob_suite import BlobSuite, drop, entries, feed, freed, rows
 from tests.support.blob_world import FOLDER, FolderWorld, LmdbWorld, ObjectWorld, S3Server, S3World
@@ -157,6 +160,19 @@ class TestObjects:
         feed(partition, *during.records)
         np.testing.assert_array_equal(rows(partition, during), during.routes)
         wait_until(lambda: entries(partition) == 1 or _tidy(partition), 30, "the trash to be freed after the outage")
+        partition.close()
+
+    def test_chunks_side_by_side_are_one_request(self, world: ObjectWorld) -> None:
+        metrics = Metrics()
+        world.objects = MeteredObjects(world.objects, metrics, SystemClock())
+        partition = world.open()
+        one = make_attempt("a", number=1, rows=40, chunks=8)
+        feed(partition, *one.records[:6])
+        feed(partition, *one.records[6:])
+        np.testing.assert_array_equal(rows(partition, one), one.routes)
+        gets = metrics.value("moebus_blobs_operations_total", operation="get", outcome="ok")
+        assert gets == 3  # four, two that lie with them, two of the second object
+        np.testing.assert_array_equal(rows(partition, one, 7, 33), one.routes[7:33])
         partition.close()
 
     def test_an_object_that_is_lost(self, world: ObjectWorld) -> None:
