@@ -19,24 +19,28 @@ from tests.unit.routes.test_batch import SHAPE, rollout
 
 
 def reference(lengths: list[int], shard: MegatronShard) -> list[int]:
-    """The rows of one rank: pad every sequence, cut it, deal it out; join, pad, cut for the tensor ranks."""
-    mine: list[int] = []
-    row = 0
-    for length in lengths:
-        sequence = list(range(row, row + length))
-        row += length
-        if shard.layout == "zigzag" and shard.cp_size > 1:
-            pieces, takes = 2 * shard.cp_size, [shard.cp_rank, 2 * shard.cp_size - 1 - shard.cp_rank]
-        else:
-            pieces, takes = shard.cp_size, [shard.cp_rank]
-        while len(sequence) % pieces:
-            sequence.append(-1)
-        size = len(sequence) // pieces
-        for take in takes:
-            mine += sequence[take * size : (take + 1) * size]
+    """The rows of one rank. Zigzag: pad every sequence, cut it, deal it out; join, pad. Contiguous: join, pad, cut.
+    Then cut for the tensor ranks."""
     multiple = math.lcm(shard.pad_multiple, shard.tp_size) if shard.sequence_parallel else shard.pad_multiple
-    while len(mine) % multiple:
-        mine.append(-1)
+    mine: list[int] = []
+    if shard.layout == "contiguous" or shard.cp_size == 1:
+        everything = list(range(sum(lengths)))
+        while len(everything) % (shard.cp_size * multiple):
+            everything.append(-1)
+        size = len(everything) // shard.cp_size
+        mine = everything[shard.cp_rank * size : (shard.cp_rank + 1) * size]
+    else:
+        row = 0
+        for length in lengths:
+            sequence = list(range(row, row + length))
+            row += length
+            while len(sequence) % (2 * shard.cp_size):
+                sequence.append(-1)
+            size = len(sequence) // (2 * shard.cp_size)
+            for take in (shard.cp_rank, 2 * shard.cp_size - 1 - shard.cp_rank):
+                mine += sequence[take * size : (take + 1) * size]
+        while len(mine) % multiple:
+            mine.append(-1)
     if shard.sequence_parallel:
         size = len(mine) // shard.tp_size
         mine = mine[shard.tp_rank * size : (shard.tp_rank + 1) * size]
@@ -76,10 +80,23 @@ def test_zigzag_by_hand() -> None:
     assert MegatronShard(0, 2).rows([8]).tolist() == [0, 1, 6, 7]
     assert MegatronShard(1, 2).rows([8]).tolist() == [2, 3, 4, 5]
     assert MegatronShard(0, 2).rows([6, 3]).tolist() == [0, 1, -1, -1, 6, -1]
-    assert MegatronShard(1, 2, layout="contiguous").rows([6, 3]).tolist() == [3, 4, 5, 8, -1]
     halves = [MegatronShard(0, 2, t, 2, sequence_parallel=True).rows([8]).tolist() for t in (0, 1)]
     assert halves == [[0, 1], [6, 7]]
     assert MegatronShard(0, 1, 1, 2).rows([5]).tolist() == [0, 1, 2, 3, 4]  # without sequence parallel: all of it
+
+
+def test_contiguous_by_hand() -> None:
+    # packed sequences of 8 and 16 tokens over 2 ranks: each has 12 in a row, whatever sequences they are of
+    ranks = [MegatronShard(rank, 2, layout="contiguous") for rank in (0, 1)]
+    assert [rank.rows([8, 16]).tolist() for rank in ranks] == [list(range(12)), list(range(12, 24))]
+    assert [rank.local_lengths([8, 16]) for rank in ranks] == [[8, 4], [0, 12]]
+    # 6 tokens, room for 8: the padding is all at the end
+    padded = [MegatronShard(rank, 2, layout="contiguous", pad_multiple=4) for rank in (0, 1)]
+    assert [rank.rows([6]).tolist() for rank in padded] == [[0, 1, 2, 3], [4, 5, -1, -1]]
+    assert [rank.local_lengths([6]) for rank in padded] == [[4], [2]]
+    halves = [MegatronShard(1, 2, t, 2, sequence_parallel=True, layout="contiguous").rows([7]).tolist() for t in (0, 1)]
+    assert halves == [[4, 5], [6, -1]]
+    assert ranks[1].rows([]).tolist() == ranks[1].rows([0, 0]).tolist() == []
 
 
 def test_the_shard_of_a_batch_holds_these_rows() -> None:
