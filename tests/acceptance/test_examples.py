@@ -91,12 +91,28 @@ def test_the_agent_loop_hands_on_refs_that_resolve(fleet: Launcher, samples: lis
         assert batch.layers == CONFIG.moe_layers
 
 
-@pytest.mark.kafka
-def test_a_trainer_step_in_torch_replays_the_batch(fleet: Launcher, samples: list[dict[str, Any]]) -> None:
+@pytest.fixture(scope="module")
+def in_torch(fleet: Launcher, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the two programs in torch print; one process runs both, as importing torch takes seconds."""
     need_torch()
-    report = json.loads(
-        run_torch(str(EXAMPLES / "train_step.py"), str(fleet.directory / "samples.jsonl"), env=environment(fleet))
+    assert len(samples) == AGENTS
+    file = str(fleet.directory / "samples.jsonl")
+    calls = [
+        [str(EXAMPLES / "train_step.py"), file],
+        [str(EXAMPLES / "megatron_replay.py"), file, "--cp-rank", "1", "--cp-size", "2", "--layers", "2", "3"],
+    ]
+    code = (
+        "import json, runpy, sys\nfor sys.argv in json.loads(sys.argv[1]): runpy.run_path(sys.argv[0], {}, '__main__')"
     )
+    printed = run_torch("-c", code, json.dumps(calls), env=environment(fleet))
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+@pytest.mark.kafka
+def test_a_trainer_step_in_torch_replays_the_batch(
+    samples: list[dict[str, Any]], in_torch: list[dict[str, Any]]
+) -> None:
+    report = in_torch[0]
     sampled = sum(sum(sample["mask"]) for sample in samples)
     assert (report["trained"], report["replayed"]) == (sampled, sampled)  # every row that sampled a token was replayed
     assert sampled == AGENTS * TURNS * NEW
@@ -106,11 +122,8 @@ def test_a_trainer_step_in_torch_replays_the_batch(fleet: Launcher, samples: lis
 
 
 @pytest.mark.kafka
-def test_megatron_s_form_of_a_replay(fleet: Launcher, samples: list[dict[str, Any]]) -> None:
-    need_torch()
-    arguments = ["--cp-rank", "1", "--cp-size", "2", "--layers", "2", "3"]
-    file = str(fleet.directory / "samples.jsonl")
-    report = json.loads(run_torch(str(EXAMPLES / "megatron_replay.py"), file, *arguments, env=environment(fleet)))
+def test_megatron_s_form_of_a_replay(samples: list[dict[str, Any]], in_torch: list[dict[str, Any]]) -> None:
+    report = in_torch[1]
     lengths = [len(sample["tokens"]) for sample in samples]
     rows = MegatronShard(cp_rank=1, cp_size=2).rows(lengths)
     whole = np.concatenate([expected_routes(CONFIG, VERSION, sample["tokens"]) for sample in samples])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,13 +40,14 @@ from tests.support.processes import Launcher, launcher
 from tests.support.store_http import serving
 
 TOPICS = Topics("t")
+_RUNS = itertools.count()
 WAIT = 30.0
 TOKENS = PROMPT + OUTPUT
 ROUTES = routes_of()
 WIDE = wide(ROUTES)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def broker() -> Iterator[MemoryBroker]:
     memory = MemoryBroker()
     ensure(memory.admin(), TOPICS, routes_partitions=2)
@@ -53,18 +55,27 @@ def broker() -> Iterator[MemoryBroker]:
     memory.close()
 
 
+@pytest.fixture(scope="module")
+def store(broker: MemoryBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(broker, TOPICS, tmp_path_factory.mktemp("store")) as http:
+        yield http.url
+
+
 @pytest.fixture
-def publisher(broker: MemoryBroker) -> Iterator[RoutingPublisher]:
-    with RoutingPublisher(broker, TOPICS, run="run", card=CARD) as opened:
+def run() -> str:
+    """A run that no other test uses."""
+    return f"run-{next(_RUNS)}"
+
+
+@pytest.fixture
+def publisher(broker: MemoryBroker, run: str) -> Iterator[RoutingPublisher]:
+    with RoutingPublisher(broker, TOPICS, run=run, card=CARD) as opened:
         yield opened
 
 
 @pytest.fixture
-def reader(broker: MemoryBroker, tmp_path: Path) -> Iterator[RoutingReader]:
-    with (
-        serving(broker, TOPICS, tmp_path / "store") as http,
-        RoutingReader(broker, TOPICS, run="run", card=CARD, stores=[http.url]) as opened,
-    ):
+def reader(broker: MemoryBroker, store: str, run: str) -> Iterator[RoutingReader]:
+    with RoutingReader(broker, TOPICS, run=run, card=CARD, stores=[store]) as opened:
         yield opened
 
 

@@ -65,14 +65,14 @@ def harmless(decode: Decode, answer: object, card: ModelCard = CARD, start: int 
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(answer=json_values, start=st.integers(-1, 9))
 def test_any_json(answer: object, start: int) -> None:
     for decode in DECODERS:
         harmless(decode, answer, start=start)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_one_field_replaced(data: st.DataObject) -> None:
     """A good answer, one of its fields anything."""
@@ -94,7 +94,7 @@ def test_one_field_replaced(data: st.DataObject) -> None:
     harmless(decode, answer)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(raw=st.binary(max_size=400), magic=st.booleans(), cut=st.integers(0, 300))
 def test_any_bytes(raw: bytes, magic: bool, cut: int) -> None:
     good = base64.b64decode(npy(WIDE))
@@ -105,7 +105,7 @@ def test_any_bytes(raw: bytes, magic: bool, cut: int) -> None:
         harmless(fastdeploy.decode_routes, fastdeploy_answer(text))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_what_is_taken_is_what_was_sent(data: st.DataObject) -> None:
     """Any model, any number of tokens, any form: the routes come out as they went in, or they are refused."""

@@ -55,7 +55,7 @@ def test_chunks_in_order() -> None:
     check_generate(stream)  # again: nothing was used up
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), end=st.sampled_from(["\n", "\r\n", "\r"]))
 def test_text_cut_anywhere(data: st.DataObject, end: str) -> None:
     raw = text_of(generate_chunks(), end).encode()
