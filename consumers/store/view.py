@@ -22,6 +22,9 @@ from moebus.schemas.record import Chunk, Clear, Delete, Versions, decode, merge_
 from moebus.schemas.rollout import RolloutKey
 from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, StoreCatchingUp
 
+Asked = tuple[bytes, "Future[bytes]"]
+"""An entry of the index, and the bytes it names, on their way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -96,14 +99,14 @@ class View:
         """How many pieces to ask for before their turn."""
         return self._partition.blobs.ahead
 
-    def ask(self, pieces: Sequence[Piece]) -> list[Future[bytes] | None]:
+    def ask(self, pieces: Sequence[Piece]) -> list[Asked | None]:
         """Their bytes on the way; None for what the index does not have."""
         entries = [self._entry(piece) for piece in pieces]
         found = [(piece.owner, entry) for piece, entry in zip(pieces, entries, strict=True) if entry is not None]
         asked = iter(self._partition.blobs.ask(found))
-        return [next(asked) if entry is not None else None for entry in entries]
+        return [(entry, next(asked)) if entry is not None else None for entry in entries]
 
-    def fetch(self, piece: Piece, layers: Sequence[int] | None, asked: Future[bytes] | None = None) -> RouteArray:
+    def fetch(self, piece: Piece, layers: Sequence[int] | None, asked: Asked | None = None) -> RouteArray:
         """Rows [piece.last - piece.first, layers, top_k], C order; a copy. `layers`: positions, None for all. `asked`:
         what `ask` gave.
 
@@ -122,17 +125,17 @@ class View:
             raise RouteCorrupt(self._partition.damaged) from error
         return np.ascontiguousarray(rows if layers is None else rows[:, layers, :])
 
-    def _bytes(self, piece: Piece, asked: Future[bytes] | None) -> bytes:
+    def _bytes(self, piece: Piece, asked: Asked | None) -> bytes:
         blobs = self._partition.blobs
-        entry = self._entry(piece) if asked is None else b""
+        entry = asked[0] if asked is not None else self._entry(piece)
         if entry is None:
             raise RouteDeleted("removed while it was read")
         try:
-            return blobs.read(piece.owner, entry) if asked is None else answer_of(asked)
+            return answer_of(asked[1]) if asked is not None else blobs.read(piece.owner, entry)
         except BlobsUnavailable as error:
             raise StoreCatchingUp(f"the bytes cannot be had now: {error}") from error
         except BlobMissing as error:
-            if not self._still_held(piece):
+            if not self._still_held(piece, entry):
                 raise RouteDeleted("removed while it was read") from None
             self._partition.damaged = f"stored chunk {piece.index}: {error}"
             raise RouteCorrupt(self._partition.damaged) from error
@@ -144,11 +147,11 @@ class View:
         except EnvClosed:
             return None
 
-    def _still_held(self, piece: Piece) -> bool:
+    def _still_held(self, piece: Piece, entry: bytes) -> bool:
+        """Not once its owner has gone, or the partition was rebuilt, with other names for the same chunks."""
         try:
             with self._partition.reading() as (tables, _):
-                owner = tables.owner(piece.owner)
-                return owner is not None and owner.attempt == piece.attempt
+                return tables.owner(piece.owner) is not None and tables.blob(piece.owner, piece.index) == entry
         except EnvClosed:
             return False
 
@@ -189,7 +192,7 @@ def rows_of(view: View, plan: Plan, layers: Sequence[int] | None = None) -> Iter
             yield view.fetch(piece, layers)
         return
     rest = iter(plan.pieces)
-    waiting: deque[tuple[Piece, Future[bytes] | None]] = deque()
+    waiting: deque[tuple[Piece, Asked | None]] = deque()
     while True:
         if len(waiting) <= view.ahead:
             some = list(islice(rest, view.ahead))
