@@ -115,7 +115,7 @@ def _one(one: DecodedRoutes, answer: Answer, choice: int | None) -> dict[str, An
         "finish_reason": one.finish_reason,
         "status": one.status if answer.status is None or one.status == "missing" else answer.status,
     }
-    if not len(one.routes):  # missing, or aborted before anything was computed: nothing that could go on from a base
+    if one.status in ("missing", "aborted") and not len(one.routes):  # nothing that could go on from a base
         return {"routes": None if known["status"] == "missing" else one.routes, **known}
     first = one.first_recorded
     if first > one.start and answer.base is None:

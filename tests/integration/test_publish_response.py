@@ -139,6 +139,17 @@ def test_a_turn_sends_only_its_own_rows(publisher: RoutingPublisher, reader: Rou
         publisher.publish_response("vllm", answer, "d:0:2:0", start=ROWS, base=first.ref)
 
 
+def test_all_rows_may_be_those_of_the_base(publisher: RoutingPublisher, reader: RoutingReader) -> None:
+    base = publisher.submit(ROUTES, "d:0:0:0", token_ids=TOKENS).ref
+    done = publisher.publish_response("vllm", vllm(npy(WIDE[ROWS:])), "d:0:1:0", start=ROWS, base=base)
+    assert done.ref.rows == ROWS
+    assert np.array_equal(reader.resolve([done.ref], [TOKENS], wait=WAIT).routes[:ROWS], ROUTES)
+    with pytest.raises(InvalidInput, match="start: 7 without a base"):
+        publisher.publish_response("vllm", vllm(npy(WIDE[ROWS:])), "d:0:2:0", start=ROWS)
+    aborted = publisher.publish_response("vllm", vllm(None, output=[], finish="abort"), "d:0:3:0", start=3, base=base)
+    assert aborted.ref.rows == 0
+
+
 def test_rows_out_of_a_cache_come_from_the_base(publisher: RoutingPublisher, reader: RoutingReader) -> None:
     cached = WIDE.astype(np.int32)
     cached[:4] = -1
