@@ -13,9 +13,10 @@ from moebus.consumers.store.blobs.external import PROBE
 from moebus.consumers.store.blobs.metered import MeteredObjects
 from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable
 from moebus.consumers.store.partition import StoreFull
+from moebus.consumers.store.view import View
 from moebus.observability.clock import SystemClock
 from moebus.observability.metrics import Metrics
-from moebus.schemas.route_errors import RouteCorrupt, StoreCatchingUp
+from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, StoreCatchingUp
 from tests.contract.blob_suite import BlobSuite, drop, entries, feed, freed, rows
 from tests.support.blob_world import FOLDER, FolderWorld, LmdbWorld, ObjectWorld, S3Server, S3World
 from tests.support.routes import make_attempt
@@ -192,6 +193,26 @@ class TestObjects:
         world.objects.put(world.names()[0], b"short").result(10)
         with pytest.raises(RouteCorrupt):
             rows(partition, attempt)
+        partition.close()
+
+    def test_a_read_that_a_rebuild_overtook_is_no_damage(self, world: ObjectWorld) -> None:
+        partition = world.open()
+        attempt = make_attempt("a", rows=30, chunks=3)
+        feed(partition, *attempt.records)
+        view = View(partition)
+        plan = view.plan(view.find(attempt.header.key).attempts[0], 0, 30)
+        asked = view.ask(plan.pieces[:1])
+        with partition.reading() as (tables, _):
+            entry = tables.blob(1, 2)
+        assert entry is not None
+        partition.rebuild(partition.guard)
+        feed(partition, *attempt.records)
+        partition.blobs.sweep(partition.reading)
+        view.fetch(plan.pieces[0], None, asked[0])  # it was on its way
+        late = partition.blobs.ask([(1, entry)])[0]
+        with pytest.raises(RouteDeleted):
+            view.fetch(plan.pieces[2], None, (entry, late))
+        assert partition.damaged is None
         partition.close()
 
     def test_another_home_means_to_read_again(self, world: ObjectWorld) -> None:
