@@ -144,7 +144,8 @@ class _Doctor:
             found = survey(self._url, token)
         except EngineUnreachable as error:
             fix = "start the server, or correct --engine-url"
-            return [Finding("engine", "problem", str(error), fix)]
+            why = str(error).partition("; it may have been done")[0]
+            return [Finding("engine", "problem", f"no server answers at {self._url}: {why}", fix)]
         except EngineUnauthorized as error:
             fix = "--engine-token-file FILE with the token that the server was started with"
             return [Finding("engine", "problem", str(error), fix)]

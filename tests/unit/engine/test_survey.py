@@ -18,6 +18,8 @@ from moebus.schemas.errors import InvalidInput
 from tests.support.cli import MemoryCli
 from tests.support.stand_ins import fastdeploy, sglang
 from tests.support.stand_ins.shared import shared
+from tests.support.stand_ins.vllm import VllmStandIn
+from tests.support.stand_ins.vllm_core import Bugs
 
 
 def serving(answers: dict[str, Any]) -> FastAPI:
@@ -69,6 +71,17 @@ def test_vllm(model: dict[str, bool], launches: list[str]) -> None:
     assert [lack.launch for lack in found.lacks] == launches
     assert len(found.notes) == 2 - len(launches)
     assert all(("does not tell" in note) == (not model) for note in found.notes)
+
+
+@pytest.mark.parametrize("sleep_mode", [True, False])
+def test_vllms_stand_in(sleep_mode: bool) -> None:
+    server = VllmStandIn(Bugs(no_sleep_mode=not sleep_mode))
+    try:
+        found = survey(server.url)
+    finally:
+        server.kill()
+    assert found.kind == "vllm"
+    assert [lack.serious for lack in found.lacks] == ([] if sleep_mode else [True])
 
 
 def test_sglang_with_everything() -> None:
