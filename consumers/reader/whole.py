@@ -12,7 +12,7 @@ from moebus.consumers.reader.rollout import Rollout
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.errors import BadRecord, InvalidInput
 from moebus.schemas.record import Base, Chunk, End, Header, assemble, merge_versions
-from moebus.schemas.route_errors import RouteCorrupt
+from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, RouteNeverComing, RouteNotYet
 from moebus.schemas.route_ref import RouteRef
 
 CardCheck = Callable[[Rollout], Rollout]
@@ -28,7 +28,8 @@ class BaseSource(Protocol):
 
 
 def make_rollout(attempt: Open, again: Mapping[int, Chunk], bases: BaseSource, base_wait: float) -> Rollout:
-    """The rollout of a whole attempt. `again`: evicted chunks by offset.
+    """The rollout of a whole attempt. `again`: evicted chunks by offset. `base_wait`: seconds that the store gets to
+    take in what was just read.
 
     Raises:
         RouteCorrupt: the records do not fit one another or the base.  And what `bases` raises.
@@ -46,7 +47,10 @@ def make_rollout(attempt: Open, again: Mapping[int, Chunk], bases: BaseSource, b
     layers, top_k, experts = _shape(chunks)
     base = end.header.base
     if base is not None:
-        before = bases(base_ref(end.header, base), base_wait)
+        try:
+            before = bases(base_ref(end.header, base), 0.0)
+        except (RouteNotYet, RouteDeleted, RouteNeverComing):
+            return _as_stored(end, bases, base_wait)
         layers, top_k, experts = _shape(chunks) if chunks else (before.layers, before.top_k, before.num_experts)
         if (before.layers, before.top_k, before.num_experts) != (layers, top_k, experts):
             raise RouteCorrupt(f"{end.header.key}: its base {before.ref.key} has other layers or experts")
@@ -59,6 +63,15 @@ def make_rollout(attempt: Open, again: Mapping[int, Chunk], bases: BaseSource, b
         ref=end_ref(end), routes=own, layers=layers, top_k=top_k, num_experts=experts, status=end.status,
         finish_reason=end.finish_reason, epoch=end.header.epoch, versions=versions, card_digest=end.card_digest,
     )  # fmt: skip
+
+
+def _as_stored(end: End, bases: BaseSource, wait: float) -> Rollout:
+    """The attempt itself from the store, where its base cannot be had: the store knows whether the base was whole when
+    the attempt began, and keeps those rows when the base goes. So nobody waits for a base that will never be there."""
+    found = bases(end_ref(end), wait)
+    if len(found.routes) != end.rows:
+        raise RouteCorrupt(f"{end.header.key}: the store has {len(found.routes)} rows where the END says {end.rows}")
+    return found
 
 
 def end_ref(end: End) -> RouteRef:

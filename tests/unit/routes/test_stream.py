@@ -16,7 +16,7 @@ from moebus.observability.clock import SystemClock
 from moebus.observability.metrics import Metrics
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.record import Base, Delete, Outcome, encode
-from moebus.schemas.route_errors import RouteNeverComing, StoreCatchingUp
+from moebus.schemas.route_errors import RouteDeleted, RouteError, RouteNeverComing, RouteNotYet, StoreCatchingUp
 from moebus.schemas.route_ref import RouteRef
 from tests.support.routes import CARD, Attempt, attempt_id, make_attempt, make_routes
 from tests.support.wait import wait_until
@@ -214,7 +214,8 @@ def test_base_rows_come_from_the_store_and_are_waited_for(broker: MemoryBroker) 
     )
     put(broker, *turn.records, *orphan.records)
     before = make_routes(4, seed=70)
-    answers = [StoreCatchingUp("at 3 of 9"), None, RouteNeverComing("base gone")]
+    gone = [RouteNeverComing("base gone"), RouteNeverComing("base_not_held")]  # the base, then the attempt itself
+    answers = [StoreCatchingUp("at 3 of 9"), None, *gone]
 
     def bases(ref: RouteRef, wait: float) -> Rollout:
         answer = answers.pop(0)
@@ -230,6 +231,36 @@ def test_base_rows_come_from_the_store_and_are_waited_for(broker: MemoryBroker) 
         assert np.array_equal(item.rollout.routes, np.concatenate([before, turn.routes]))
         assert next(stream, None) is None
         assert stream.tally()["corrupt"] == 1
+    assert not answers
+
+
+@pytest.mark.parametrize("base_is", [RouteNotYet, RouteDeleted, RouteNeverComing])
+def test_where_the_base_cannot_be_had_the_store_is_asked_for_the_attempt(
+    broker: MemoryBroker, base_is: type[RouteError]
+) -> None:
+    """Its base was deleted after it began: the store keeps those rows. One whose base never came holds up nobody."""
+    pinned = make_attempt("a:0:1:0", number=8, base=Base(attempt_id(7), 4, "a:0:0:0"), group="a")
+    lost = make_attempt("a:0:2:0", number=9, base=Base(attempt_id(6), 4, "x"), group="a")
+    plain = make_attempt("a:0:3:0", number=10, group="a")
+    put(broker, *lost.records, *pinned.records, *plain.records)
+    whole = np.concatenate([make_routes(4, seed=70), pinned.routes])
+    waits: list[float] = []
+
+    def bases(ref: RouteRef, wait: float) -> Rollout:
+        if ref.attempt == attempt_text(attempt_id(8)):
+            waits.append(wait)
+            return Rollout(ref, whole, CARD.moe_layers, CARD.top_k, CARD.num_experts, "complete")
+        if ref.attempt == attempt_text(attempt_id(9)):
+            raise RouteNeverComing("lost (base_not_held)")
+        raise base_is("no base")
+
+    with open_stream(broker, bases) as stream:
+        first, second = take(stream, 2)
+        assert np.array_equal(first.rollout.routes, whole)
+        assert np.array_equal(second.rollout.routes, plain.routes)
+        assert next(stream, None) is None
+        assert stream.tally()["corrupt"] == 1
+    assert waits[0] > 0
 
 
 def test_acks_after_close_say_that_they_are_lost(broker: MemoryBroker) -> None:
