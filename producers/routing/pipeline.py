@@ -17,8 +17,8 @@ from moebus.broker.ports import LogWriter, OutRecord, Position
 from moebus.observability.log import get_logger
 from moebus.producers.routing.errors import PublisherClosed
 
-WINDOW = 32
-"""Unfinished appends at most: enough to fill the pipe, and 30 MB at 900 KB a record."""
+WINDOW, WINDOW_BYTES = 32, 12 << 20
+"""Unfinished appends at most, and bytes of them from which on no more are begun: enough to fill the pipe."""
 RETRY_SECONDS = 0.5
 _log = get_logger(__name__)
 
@@ -50,10 +50,11 @@ class Pipeline:
         self._window = window
         self._cond = threading.Condition()
         self._queue: deque[Job] = deque()
-        self._inbox: deque[tuple[Job, int, Future[Position]]] = deque()
+        self._inbox: deque[tuple[Job, int, int, Future[Position]]] = deque()
         self._unsettled: dict[int, Job] = {}
         self._seq = 0
         self._open_appends = 0
+        self._open_bytes = 0
         self._failures = 0
         self._closed = False
         self._give_up = False
@@ -130,13 +131,16 @@ class Pipeline:
                 self._abandon()
                 if not self._open_appends:
                     return
-            elif self._queue and self._open_appends < self._window:
+            elif self._queue and self._has_window():
                 self._step()
 
     def _has_work(self) -> bool:
         if self._inbox or self._give_up:
             return bool(self._inbox) or not self._open_appends or bool(self._queue)
-        return bool(self._queue) and self._open_appends < self._window and not self._retry
+        return bool(self._queue) and self._has_window() and not self._retry
+
+    def _has_window(self) -> bool:
+        return self._open_appends < self._window and self._open_bytes < WINDOW_BYTES
 
     def _step(self) -> None:
         """Sends one record of the oldest job that has some."""
@@ -157,21 +161,23 @@ class Pipeline:
         self._end(job)
 
     def _append(self, job: Job, record: OutRecord) -> None:
-        index = len(job.positions)
+        index, size = len(job.positions), len(record.value or b"")
         future = self._writer.append(record)
         job.positions.append(None)
         job.open_appends += 1
         self._open_appends += 1
-        future.add_done_callback(lambda done: self._on_ack(job, index, done))
+        self._open_bytes += size
+        future.add_done_callback(lambda done: self._on_ack(job, index, size, done))
 
-    def _on_ack(self, job: Job, index: int, future: Future[Position]) -> None:
+    def _on_ack(self, job: Job, index: int, size: int, future: Future[Position]) -> None:
         with self._cond:  # on a thread of the log's adapter
-            self._inbox.append((job, index, future))
+            self._inbox.append((job, index, size, future))
             self._cond.notify_all()
 
-    def _acked(self, job: Job, index: int, future: Future[Position]) -> None:
+    def _acked(self, job: Job, index: int, size: int, future: Future[Position]) -> None:
         job.open_appends -= 1
         self._open_appends -= 1
+        self._open_bytes -= size
         error = future.exception()
         if error is None:
             job.positions[index] = future.result()

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     journal, clock = Journal(journal_fd), SystemClock()
     if not child_may_start(journal_fd, journal, bytes.fromhex(arguments[4]), clock):
         return 2
-    broker = open_broker(config.kafka_settings)
+    broker = open_broker(config.kafka_config)
     child = Child(
         journal, bell, acks, broker, config.wire, clock,
         receipt_timeout=config.receipt_timeout, orphan_seconds=config.orphan_seconds,

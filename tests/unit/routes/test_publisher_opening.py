@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moebus.broker.kafka import KafkaConfig
 from moebus.observability.settings import KafkaSettings, PublisherSettings, Settings
 from moebus.producers.routing import RoutingPublisher, opening
 from moebus.producers.routing.jobs import Wire
@@ -71,5 +72,5 @@ def test_the_child_gets_the_secret_and_nobody_sees_it() -> None:
     )
     config = ChildConfig.of(found, found.publisher, Wire("topic", "producer"))
     again = ChildConfig.load(config.dump())
-    assert again.kafka_settings == found.kafka
+    assert again.kafka_config == KafkaConfig.of(found.kafka)
     assert again.wire == Wire("topic", "producer")
