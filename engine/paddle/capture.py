@@ -51,6 +51,7 @@ class RouteCapture:
 
     What steps captured goes to the buffer many steps at a time, always before anybody reads it: a copy for each step
     would cost more than all else that capture does. Also a hook for a model of the user's own: see `docs/paddle.md`.
+    `device`: with `default_device()` ids leave a GPU beside the computation; without, they are read when needed.
     """
 
     def __init__(self, card: ModelCard, num_slots: int, block_size: int, device: Device | None = None) -> None:

@@ -66,12 +66,12 @@ class Handover:
         head = self.head.to_json()
         start = _FIXED.pack(MAGIC, FORMAT, 0, len(head), self.nbytes) + head
         digest = xxhash.xxh3_128(start)
-        stream.write(start)
+        _send(stream, start)
         for array in self._arrays():
             data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
             digest.update(data)
-            stream.write(data)
-        stream.write(digest.digest())
+            _send(stream, data)
+        _send(stream, digest.digest())
         stream.flush()
 
     @classmethod
@@ -146,6 +146,16 @@ class Handover:
 
 def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return int(np.prod(shape, dtype=object)) * dtype.itemsize
+
+
+def _send(stream: BinaryIO, data: bytes | memoryview) -> None:
+    """All of it, also to a stream without a buffer, which may take less than it is given."""
+    left = memoryview(data)
+    while left:
+        taken = stream.write(left)
+        if not taken:
+            raise BlockingIOError("handover: the stream takes nothing; give one that blocks")
+        left = left[taken:]
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:

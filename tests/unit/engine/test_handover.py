@@ -89,6 +89,40 @@ def test_several_on_one_socket() -> None:
         sending.result()
 
 
+class Short:
+    """A stream without a buffer: it takes and gives a little at a time."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: memoryview) -> int:
+        taken = min(len(data), 777)
+        self.data += data[:taken]
+        return taken
+
+    def read(self, count: int) -> bytes:
+        taken = bytes(self.data[: min(count, 555)])
+        del self.data[: len(taken)]
+        return taken
+
+    def flush(self) -> None:
+        pass
+
+
+class Full(Short):
+    def write(self, data: memoryview) -> int:
+        return 0
+
+
+def test_streams_that_take_and_give_little() -> None:
+    stream = Short()
+    made(40).write_to(stream)  # type: ignore[arg-type]
+    assert bytes(stream.data) == written(made(40))
+    same(made(40), Handover.read_from(stream))  # type: ignore[arg-type]
+    with pytest.raises(BlockingIOError, match="takes nothing"):
+        made(6).write_to(Full())  # type: ignore[arg-type]
+
+
 def test_every_cut_is_refused() -> None:
     data = written(made(6))
     for size in [*range(0, 700, 7), *range(700, len(data), 131), len(data) - 1]:
@@ -221,6 +255,24 @@ def test_a_head_that_lies(change: Callable[[dict[str, Any]], object], text: str)
         read(forged(change))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+VALUES: list[Any] = [None, True, 0, -1, 1, 7, 1 << 70, -1.5, "", "x", "\0", [], [[]], [0], [[0, "v"]], {}, {"a": 1}]
+
+
+def test_heads_at_random_are_refused_or_right() -> None:
+    draw, names = np.random.default_rng(0), list(json.loads(made(6).head.to_json()))
+    model = list(json.loads(made(6).head.to_json())["config"])
+    refused: list[str] = []
+    for _ in range(600):
+        name, value = draw.choice([*names, *model]), VALUES[draw.integers(len(VALUES))]
+        data = forged(_set(name, value) if name in names else _model(name, value))
+        try:
+            read(data).check()
+        except HandoverRefused as error:
+            refused.append(str(error))
+    assert len(refused) > 500
+    assert not any("\n" in text for text in refused)
 
 
 def test_a_deep_head() -> None:
