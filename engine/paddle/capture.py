@@ -64,6 +64,7 @@ class RouteCapture:
         self._recorded = np.zeros(num_slots, dtype=np.bool_)
         self._version = np.zeros(num_slots, dtype=np.int32)
         self._versions: list[str] = []
+        self._version_index: dict[str, int] = {}
         self._pending: list[_Step] = []
         self._waiting_rows = 0
         self._on_cpu = self.device.kind == "cpu"
@@ -81,7 +82,7 @@ class RouteCapture:
             self._pending.append((slots, generations, version, seen))
         else:
             seen = self.in_order(seen)
-            copy = self.device.begin_copy(list(seen.values()), self.card.dtype)
+            copy = self.device.begin_copy(list(seen.values()), "int32")  # wide enough to show an id out of range
             self._pending.append((slots, generations, version, copy))
         self._waiting_rows += len(slots)
         if len(self._pending) >= FLUSH_STEPS or self._waiting_rows >= FLUSH_ROWS:
@@ -115,6 +116,8 @@ class RouteCapture:
         """[rows, moe_layers, top_k] of all steps; zeros for those that were suspended."""
         card = self.card
         steps = [self._read(one) for one in pending]
+        if any(len(ids) != len(one[0]) for one, step in zip(pending, steps, strict=True) for ids in step):
+            raise RouteMissing(_misshapen(card, pending, steps))
         try:
             # in the model's own type: a narrow one would hide an id that is out of range
             flat = np.concatenate([step[layer] for layer in range(len(card.moe_layers)) for step in steps])
@@ -145,9 +148,10 @@ class RouteCapture:
 
     def version_index(self, version: str) -> int:
         """The number that stands for `version` in this buffer."""
-        if version not in self._versions:
+        index = self._version_index.setdefault(version, len(self._versions))
+        if index == len(self._versions):
             self._versions.append(version)
-        return self._versions.index(version)
+        return index
 
     def write(self, slots: Ints, generations: Ints, version: str, ids: RouteArray) -> None:
         """Rows `ids` [T, moe_layers, top_k] for `slots` [T]."""

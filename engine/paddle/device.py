@@ -18,9 +18,6 @@ from moebus.engine.paddle.runtime import load_paddle
 Tensor = Any
 Array = npt.NDArray[Any]
 
-_NARROW = {"uint8": "uint8", "uint16": "int16", "uint32": "int32"}
-"""The Paddle type that carries an unsigned one of numpy (uint16 there means bfloat16, uint32 does not exist)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -46,10 +43,10 @@ class Device(Protocol):
     @property
     def kind(self) -> Literal["cpu", "gpu"]: ...
 
-    def begin_copy(self, tensors: Sequence[Tensor], dtype: np.dtype[Any] | None = None) -> HostCopy:
+    def begin_copy(self, tensors: Sequence[Tensor], dtype: str | None = None) -> HostCopy:
         """Begins one copy of tensors of one shape to the host, behind what is queued now and beside what is queued
-        later. Nobody may write to them until `result`. `dtype`: an unsigned type that holds their values, else
-        theirs stays; a copy may be narrowed to it on the way, or not."""
+        later. Nobody may write to them until `result`. `dtype`: of Paddle, narrower than theirs and able to hold their
+        values; where bytes have a way to go they go in it."""
         ...
 
     def upload(self, array: Array) -> Tensor:
@@ -95,7 +92,7 @@ class CpuDevice:
 
     kind: Literal["cpu"] = "cpu"
 
-    def begin_copy(self, tensors: Sequence[Tensor], dtype: np.dtype[Any] | None = None) -> HostCopy:
+    def begin_copy(self, tensors: Sequence[Tensor], dtype: str | None = None) -> HostCopy:
         return _Read(tensors)
 
     def upload(self, array: Array) -> Tensor:
@@ -126,12 +123,10 @@ class _Pinned:
     source: Tensor
     target: Tensor
     made: Any
-    dtype: np.dtype[Any] | None
 
     def result(self) -> Sequence[Array]:
         self.made.synchronize()
-        whole = np.array(self.target.numpy())
-        return list(whole if self.dtype is None else whole.view(self.dtype))
+        return list(np.array(self.target.numpy()))
 
 
 class CudaDevice:
@@ -143,18 +138,18 @@ class CudaDevice:
         self._paddle = paddle
         self._copies = paddle.device.Stream()
 
-    def begin_copy(self, tensors: Sequence[Tensor], dtype: np.dtype[Any] | None = None) -> HostCopy:
+    def begin_copy(self, tensors: Sequence[Tensor], dtype: str | None = None) -> HostCopy:
         device = self._paddle.device
         with self._paddle.no_grad():
             packed = self._paddle.stack(list(tensors))
             if dtype is not None:
-                packed = packed.astype(_NARROW[dtype.name])
+                packed = packed.astype(dtype)
             ready = device.current_stream().record_event()
             self._copies.wait_event(ready)
             with device.stream_guard(self._copies):
                 target = packed.pin_memory(blocking=False)
                 made = self._copies.record_event()
-        return _Pinned(packed, target, made, dtype)
+        return _Pinned(packed, target, made)
 
     def upload(self, array: Array) -> Tensor:
         pinned = self._paddle.to_tensor(array, place=self._paddle.CUDAPinnedPlace())

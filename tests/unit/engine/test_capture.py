@@ -179,6 +179,20 @@ def test_what_is_no_row_of_ids_is_reported_and_its_rows_are_missing(ids: Ints, t
 
 @needs_paddle
 @pytest.mark.paddle
+def test_a_row_too_many_in_one_layer_is_not_made_up_for_by_another() -> None:
+    paddle = load_paddle()
+    made = RouteCapture(CARD, 64, 8)
+    for rows in ((2, 1, 0), (1, 1, 1)):
+        step = made.step(ints(0), ints(1), "v1")
+        for layer, count in zip(CARD.moe_layers, rows, strict=True):
+            step(layer, paddle.zeros([count, 2], dtype="int64"))
+        step.finish()
+    with pytest.raises(RouteMissing, match=r"layer 1 gave ids \[2, 2\], \[1, 2\] is needed"):
+        made.flush()
+
+
+@needs_paddle
+@pytest.mark.paddle
 def test_many_rows_are_not_left_waiting_on_the_device() -> None:
     paddle = load_paddle()
     made = RouteCapture(CARD, FLUSH_ROWS, 8)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moebus.engine.paddle import device as device_module
-from moebus.engine.paddle.capture import RouteCapture
+from moebus.engine.paddle.capture import RouteCapture, RouteMissing
 from moebus.engine.paddle.device import CpuDevice, CudaDevice, Device, Memory, default_device
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.schemas.model_card import ModelCard
@@ -84,12 +84,20 @@ def test_a_copy_waits_for_what_computes_its_source_and_the_reader_for_the_copy(c
         assert len(cuda.compute.queue) == (3 - step) * 4, "a reader waits for its own copy alone"
 
 
-@pytest.mark.parametrize(("dtype", "top"), [("uint8", 255), ("uint16", 65_535), ("uint32", 4_294_967_295)])
-def test_ids_are_narrowed_on_the_device(cuda: Cuda, dtype: str, top: int) -> None:
-    wanted = np.asarray([[0, top], [top // 2 + 1, 1]])
-    (found,) = CudaDevice(cuda).begin_copy([cuda.tensor(wanted)], np.dtype(dtype)).result()
-    assert found.dtype == np.dtype(dtype)
+def test_ids_are_narrowed_on_the_device(cuda: Cuda) -> None:
+    wanted = np.asarray([[0, 511], [-1, 70_000]])
+    (found,) = CudaDevice(cuda).begin_copy([cuda.tensor(wanted)], "int32").result()
+    assert found.dtype == np.int32
     assert np.array_equal(found, wanted)
+
+
+def test_an_id_out_of_range_shows_behind_the_narrowing(cuda: Cuda) -> None:
+    capture = RouteCapture(ModelCard(16, 1, (0,)), 8, 8, CudaDevice(cuda))
+    hook = capture.step(np.asarray([0]), np.asarray([1]), "v1")
+    hook(0, cuda.tensor(np.asarray([[256 + 3]])))
+    hook.finish()
+    with pytest.raises(RouteMissing, match=r"outside 0\.\.15"):
+        capture.flush()
 
 
 def test_the_double_catches_a_copy_that_does_not_wait(cuda: Cuda) -> None:
