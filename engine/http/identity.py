@@ -37,6 +37,10 @@ class Lives:
             return self._last
         except (Unsupported, EngineFailed, EngineRefused):
             fact = None
+        return self.judged(fact)
+
+    def judged(self, fact: str | None) -> str:
+        """As `current`, where the caller has just read `boot` itself."""
         place = self._server.url.partition("://")[2][-64:]
         with self._lock:
             life = fact if fact is not None else f"{self._watcher}-{self._server.losses}"

@@ -26,7 +26,7 @@ from moebus.engine.port import (
 )
 from moebus.engine.vllm.api import READ_S, VllmApi
 from moebus.engine.vllm.memory import VllmMemory
-from moebus.engine.vllm.state import Now, VllmState
+from moebus.engine.vllm.state import LOOKS_S, Now, VllmState
 from moebus.engine.vllm.transfer import VllmTransfer
 from moebus.engine.vllm.weights import VllmWeights
 from moebus.schemas.tags import ALL_TAGS, Tag
@@ -52,10 +52,13 @@ class VllmEngine:
 
     kind = "vllm"
 
-    def __init__(self, server: EngineServer, notes: Notes, allowed_roots: Sequence[str] = ()) -> None:
+    def __init__(
+        self, server: EngineServer, notes: Notes, allowed_roots: Sequence[str] = (), *, look_s: float = LOOKS_S
+    ) -> None:
+        """`look_s`: what `identity` and `inspect` may take."""
         self._server = server
         self._api = VllmApi(server)
-        self._state = VllmState(server, self._api, notes)
+        self._state = VllmState(server, self._api, notes, look_s)
         self._weights = VllmWeights(self._api, self._state, tuple(allowed_roots))
         self._memory = VllmMemory(self._api, self._state, self._weights)
         self._transfer = VllmTransfer(self._api, self._state, self._weights)
@@ -142,7 +145,7 @@ class VllmEngine:
 
     def _resume(self, now: Now, deadline: Deadline) -> None:
         self._memory.make_sure(now, deadline)
-        found = self._state.look(Span(READ_S), READ_S) if now.belief.unsure else now.found
+        found = self._state.look(Span(READ_S)) if now.belief.unsure else now.found
         missing = [str(tag) for tag in ALL_TAGS if not found.resident[tag]]
         if missing or not found.weights_valid:
             raise EngineFailed(f"resume: {' and '.join(missing) or 'weights'} not usable; wake or update first")

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from moebus.engine.http import Belief, EngineServer, Lives
 from moebus.engine.http.notes import Notes
-from moebus.engine.http.server import LOOK_S
 from moebus.engine.http.span import Span
-from moebus.engine.port import EngineFailed, EngineUnreachable, Inspection
+from moebus.engine.port import EngineFailed, EngineRefused, EngineUnreachable, Inspection, Unsupported
 from moebus.engine.vllm.api import READ_S, VllmApi
 from moebus.engine.vllm.metrics import Gauges
 from moebus.schemas.tags import ALL_TAGS, Tag
@@ -43,8 +42,9 @@ class Now:
 class VllmState:
     """Thread-safe. A belief is of one life of the server; `notes` carry it over a restart of the worker."""
 
-    def __init__(self, server: EngineServer, api: VllmApi, notes: Notes) -> None:
+    def __init__(self, server: EngineServer, api: VllmApi, notes: Notes, look_s: float) -> None:
         self._api = api
+        self._look_s = look_s
         self._notes = notes
         self._lock = threading.Lock()
         self._belief = Belief(life="none")
@@ -55,8 +55,8 @@ class VllmState:
         self._busy = 0
         self._last: Inspection | None = None
 
-    def _boot(self) -> str | None:
-        self.gauges = self._api.gauges(LOOK_S)
+    def _boot(self, within: float | None = None) -> str | None:
+        self.gauges = self._api.gauges(self._look_s if within is None else within)
         return self.gauges.started
 
     def identity(self) -> str:
@@ -64,21 +64,25 @@ class VllmState:
 
     # -- beliefs
 
-    def belief(self) -> Belief:
-        """What is known of this life. Raises EngineUnreachable."""
-        life = self.identity()
+    def _belief_now(self, budget: Span) -> Belief:
+        """What is known of this life."""
+        try:
+            fact = self._boot(budget.remaining())
+        except (Unsupported, EngineFailed, EngineRefused):
+            fact, self.gauges = None, Gauges()
+        life = self._lives.judged(fact)
         with self._lock:
             if self._belief.life == life:
                 return self._belief
-        fresh = self._first_look(life)
+        fresh = self._first_look(life, budget)
         with self._lock:
             if self._belief.life != life:
                 self._belief = fresh
             return self._belief
 
-    def _first_look(self, life: str) -> Belief:
+    def _first_look(self, life: str, budget: Span) -> Belief:
         """A server met for the first time. Paused, it may hold anything unless it says that it sleeps."""
-        version = self._api.version(LOOK_S)
+        version = self._api.version(budget.remaining())
         self.labelled = version is not None
         noted = self._notes.read()
         if noted is not None and noted.life == life:
@@ -86,7 +90,7 @@ class VllmState:
         fresh = Belief(life=life, version=version)
         if version in (EMPTY, MIXED):
             fresh = replace(fresh, weights="empty" if version == EMPTY else "mixed", version=None, source=None)
-        if not self._api.is_sleeping(LOOK_S):
+        if not self._api.is_sleeping(budget.remaining()):
             return fresh
         fresh, gauges = replace(fresh, source=None), self.gauges
         if gauges.asleep is not None:
@@ -113,7 +117,7 @@ class VllmState:
 
         Raises EngineUnreachable: nothing was done.
         """
-        found = self._last = self.look(Span(READ_S), READ_S)
+        found = self._last = self.look(Span(READ_S))
         now = Now(self._belief, found, self.gauges)
         self._busy += 1
         try:
@@ -129,24 +133,20 @@ class VllmState:
     def inspect(self) -> Inspection:
         """While a call of this worker keeps the server from answering: as it was before. Raises EngineUnreachable."""
         try:
-            self._last = self.look(Span(LOOKS_S))
+            self._last = self.look(Span(self._look_s))
         except EngineUnreachable:
             if not self.busy or self._last is None:
                 raise
         return self._last
 
-    def look(self, budget: Span, each: float = LOOK_S) -> Inspection:
-        """As the server is now. `each`: seconds that one answer may take. Raises EngineUnreachable."""
-        belief = self.belief()
-
-        def left() -> float:
-            return min(each, budget.remaining())
-
-        paused = self._api.is_paused(left())
-        if not paused and (belief.asleep or belief.unsure) and not self._api.is_sleeping(left()):
+    def look(self, budget: Span) -> Inspection:
+        """As the server is now. Raises EngineUnreachable: not all is answered within `budget`."""
+        belief = self._belief_now(budget)
+        paused = self._api.is_paused(budget.remaining())
+        if not paused and (belief.asleep or belief.unsure) and not self._api.is_sleeping(budget.remaining()):
             self.change(belief.life, _woken)  # by someone else
             belief = _woken(belief)
-        label = self._api.version(left()) if self.labelled else None
+        label = self._api.version(budget.remaining()) if self.labelled else None
         weights = belief.weights
         if self.labelled:
             weights = "empty" if label == EMPTY else "mixed" if label == MIXED else "valid"

@@ -68,8 +68,8 @@ class ServerRig:
         self.engine.commit(self.engine.stage(version, source, None, Left()), "reset", Left())
 
 
-class ServerRules:
-    """A subclass gives the fixture `rig`."""
+class ServerTraffic:
+    """Pause, looks, deadlines, identity. A subclass gives the fixture `rig`."""
 
     def test_pause_and_resume_repeat(self, rig: ServerRig) -> None:
         for mode in sorted(rig.engine.capabilities().pause_modes):
@@ -82,13 +82,11 @@ class ServerRules:
                 assert not rig.engine.inspect().paused
 
     def test_a_look_is_quick_while_a_call_runs(self, rig: ServerRig) -> None:
-        rig.engine.inspect()
         with rig.busy():
-            begun = time.monotonic()
-            rig.engine.inspect()
-            rig.engine.identity()
-            rig.engine.capabilities()
-            assert time.monotonic() - begun < 1.0
+            for look in (rig.engine.inspect, rig.engine.identity, rig.engine.capabilities):
+                begun = time.monotonic()
+                look()
+                assert time.monotonic() - begun < 1.0
             assert rig.engine.trouble is None
 
     def test_memory_is_left_alone_while_serving(self, rig: ServerRig) -> None:
@@ -117,6 +115,76 @@ class ServerRules:
             with pytest.raises(EngineTimeout):
                 late()
         assert rig.engine.inspect() == before
+
+    @pytest.mark.parametrize("source", ["missing", "outside", "escaping", "relative", "https"])
+    def test_refused_sources_leave_the_old_weights(self, rig: ServerRig, source: str) -> None:
+        text = {
+            "missing": str(rig.root / "none"),
+            "outside": "/etc",
+            "escaping": str(rig.root / ".." / ".." / ".." / "etc"),
+            "relative": "w2",
+            "https": "https://127.0.0.1/w2",
+        }[source]
+        before = rig.engine.inspect()
+        with pytest.raises(EngineRefused, match="source"):
+            rig.engine.stage("v2", text, None, Left())
+        assert rig.engine.inspect() == before
+
+    def test_what_is_not_supported_is_refused(self, rig: ServerRig) -> None:
+        before = rig.engine.inspect()
+        with pytest.raises(Unsupported, match="options"):
+            rig.engine.stage("v2", rig.checkpoint("w2"), None, Left(), {"no_such_option": True})
+        assert rig.engine.inspect() == before
+
+    def test_a_transfer_has_an_order(self, rig: ServerRig) -> None:
+        rig.engine.pause("abort", Left())
+        with pytest.raises(EngineRefused, match="step"):
+            rig.engine.transfer("begin", "v2", {}, Left())
+
+    def test_identity_is_of_one_server_and_one_life(self, rig: ServerRig) -> None:
+        identity = rig.engine.identity()
+        assert rig.engine.identity() == identity
+        assert len(identity) <= 128
+        rig.kill()
+        assert rig.engine.identity() == identity, "nothing is proven while it does not answer"
+        with pytest.raises(EngineUnreachable):
+            rig.engine.inspect()
+        with pytest.raises(EngineUnreachable):
+            rig.engine.pause("abort", Left())
+        assert rig.engine.url in (rig.engine.trouble or "")
+        with pytest.raises(EngineUnreachable):
+            rig.new().identity()
+        rig.boot()
+        assert rig.engine.identity() != identity
+        found = rig.engine.inspect()
+        assert all(found.resident.values())
+        assert not found.paused
+        assert rig.engine.trouble is None
+
+    def test_nothing_of_the_life_before_is_believed(self, rig: ServerRig) -> None:
+        rig.engine.pause("abort", Left())
+        first = rig.engine.inspect().version
+        rig.update("v2", rig.checkpoint("w2"))
+        rig.nap(rig.levels()[0])
+        rig.kill()
+        rig.boot()
+        found = rig.engine.inspect()
+        assert all(found.resident.values())
+        assert found.version in (first, None)
+
+    def test_no_ids_are_not_all_ids(self, rig: ServerRig) -> None:
+        if not rig.engine.capabilities().abort:
+            pytest.skip("it cannot abort single requests")
+        assert rig.engine.abort_requests([]) == []
+
+    def test_close_leaves_the_server_alone_and_repeats(self, rig: ServerRig) -> None:
+        rig.engine.close()
+        rig.engine.close()
+        assert not rig.new().inspect().paused
+
+
+class ServerMemory:
+    """Sleep, wake, and what a commit needs. A subclass gives the fixture `rig`."""
 
     def test_cycles_of_sleep_and_wake(self, rig: ServerRig) -> None:
         rig.engine.pause("abort", Left())
@@ -184,68 +252,6 @@ class ServerRules:
         with pytest.raises(EngineFailed, match="asleep"):
             rig.engine.commit(staged, "reset", Left())
 
-    @pytest.mark.parametrize("source", ["missing", "outside", "escaping", "relative", "https"])
-    def test_refused_sources_leave_the_old_weights(self, rig: ServerRig, source: str) -> None:
-        text = {
-            "missing": str(rig.root / "none"),
-            "outside": "/etc",
-            "escaping": str(rig.root / ".." / ".." / ".." / "etc"),
-            "relative": "w2",
-            "https": "https://127.0.0.1/w2",
-        }[source]
-        before = rig.engine.inspect()
-        with pytest.raises(EngineRefused, match="source"):
-            rig.engine.stage("v2", text, None, Left())
-        assert rig.engine.inspect() == before
 
-    def test_what_is_not_supported_is_refused(self, rig: ServerRig) -> None:
-        before = rig.engine.inspect()
-        with pytest.raises(Unsupported, match="options"):
-            rig.engine.stage("v2", rig.checkpoint("w2"), None, Left(), {"no_such_option": True})
-        assert rig.engine.inspect() == before
-
-    def test_a_transfer_has_an_order(self, rig: ServerRig) -> None:
-        rig.engine.pause("abort", Left())
-        with pytest.raises(EngineRefused, match="step"):
-            rig.engine.transfer("begin", "v2", {}, Left())
-
-    def test_identity_is_of_one_server_and_one_life(self, rig: ServerRig) -> None:
-        identity = rig.engine.identity()
-        assert rig.engine.identity() == identity
-        assert len(identity) <= 128
-        rig.kill()
-        assert rig.engine.identity() == identity, "nothing is proven while it does not answer"
-        with pytest.raises(EngineUnreachable):
-            rig.engine.inspect()
-        with pytest.raises(EngineUnreachable):
-            rig.engine.pause("abort", Left())
-        assert rig.engine.url in (rig.engine.trouble or "")
-        with pytest.raises(EngineUnreachable):
-            rig.new().identity()
-        rig.boot()
-        assert rig.engine.identity() != identity
-        found = rig.engine.inspect()
-        assert all(found.resident.values())
-        assert not found.paused
-        assert rig.engine.trouble is None
-
-    def test_nothing_of_the_life_before_is_believed(self, rig: ServerRig) -> None:
-        rig.engine.pause("abort", Left())
-        first = rig.engine.inspect().version
-        rig.update("v2", rig.checkpoint("w2"))
-        rig.nap(rig.levels()[0])
-        rig.kill()
-        rig.boot()
-        found = rig.engine.inspect()
-        assert all(found.resident.values())
-        assert found.version in (first, None)
-
-    def test_no_ids_are_not_all_ids(self, rig: ServerRig) -> None:
-        if not rig.engine.capabilities().abort:
-            pytest.skip("it cannot abort single requests")
-        assert rig.engine.abort_requests([]) == []
-
-    def test_close_leaves_the_server_alone_and_repeats(self, rig: ServerRig) -> None:
-        rig.engine.close()
-        rig.engine.close()
-        assert not rig.new().inspect().paused
+class ServerRules(ServerTraffic, ServerMemory):
+    """All of them."""

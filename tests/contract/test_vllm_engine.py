@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from tests.contract.engine_server import ServerRig, ServerRules
+from tests.contract.engine_server import ServerMemory, ServerRig, ServerRules
 from tests.support.deadlines import Left
 from tests.support.vllm import Rig, rigs
 
 
-class _Vllm(ServerRules):
-    bugs: dict[str, bool] = {}  # noqa: RUF012
-
-    @pytest.fixture
-    def rig(self, tmp_path: Path) -> Iterator[ServerRig]:
-        with rigs(tmp_path) as new:
-            yield server_rig(new(**self.bugs))
+@pytest.fixture
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ServerRig]:
+    with rigs(tmp_path) as new:
+        yield server_rig(new(**request.instance.bugs))
 
 
-class TestVllm(_Vllm):
+class TestVllm(ServerRules):
     """A recent one."""
 
-    bugs = {"partial_wake_serves": False}  # noqa: RUF012
+    bugs: ClassVar = {"partial_wake_serves": False}
 
 
-class TestOldVllm(_Vllm):
+class TestOldVllm(ServerMemory):
     """It serves after a partial wake, has no labels of weights and no start time."""
 
-    bugs = {"no_labels": True, "several_api_servers": True}  # noqa: RUF012
+    bugs: ClassVar = {"no_labels": True, "several_api_servers": True}
 
 
 def server_rig(rig: Rig) -> ServerRig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from moebus.broker.topics import Topics, ensure
 from moebus.observability.settings import KafkaSettings
 from moebus.producers import ControlClient, FleetError
 from moebus.schemas.responses import Code, Lifecycle
-from moebus.schemas.tags import Tag
 from tests.support.processes import Launcher, Service, launcher
 from tests.support.stand_ins.vllm import VllmStandIn
 from tests.support.stand_ins.vllm_core import Bugs
@@ -34,9 +32,11 @@ class Fleet:
     root: Path
 
     def worker(self) -> Service:
+        config = self.root / "moebus.toml"
+        config.write_text("[worker]\nheartbeat = 0.3\n")
         return self.run.start(
-            "v1", "worker", "--engine", "vllm", "--engine-url", self.server.url, "--worker-id", "v1",
-            "--http-port", "0", "--weight-root", str(self.root),
+            "v1", "--config", str(config), "worker", "--engine", "vllm", "--engine-url", self.server.url,
+            "--worker-id", "v1", "--http-port", "0", "--weight-root", str(self.root),
         )  # fmt: skip
 
     def page(self) -> str:
@@ -115,23 +115,3 @@ def test_the_colocated_loop_of_a_sidecar(fleet: Fleet) -> None:
     assert server.faults.count("/pause") >= 3, "closed before it was restored"
     assert worker.terminate() == 0
     assert server.core.pause_state == "open", "the server goes on without its worker"
-
-
-@pytest.mark.slow
-def test_a_killed_sidecar_finds_its_server_as_it_left_it(fleet: Fleet) -> None:
-    server, control = fleet.server, fleet.control
-    worker = fleet.worker()
-    wait_until(fleet.ready, 30.0, "the worker is ready")
-    control.sleep(level="discard")
-    worker.process.send_signal(signal.SIGKILL)
-    worker.process.wait(10)
-    fleet.worker()
-    wait_until(lambda: control.status(check=False).ok, 60.0, "the new process answers")
-    state = fleet.member().state
-    assert state is not None
-    assert {str(one) for one in state.tags.values()} == {"asleep"}
-    assert server.core.asleep == {"weights", "kv_cache"}
-    control.wakeup(resume=True)
-    assert ask(server) == "w0"
-    assert server.core.accidents == []
-    assert set(state.tags) == {Tag.WEIGHT, Tag.KV_CACHE}

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from moebus.engine.http import EngineServer
+from moebus.engine.http.notes import Notes
 from moebus.engine.vllm.engine import VllmEngine
 from moebus.schemas.tags import ALL_TAGS, Tag
 from tests.support.background import Background
@@ -33,8 +35,10 @@ class Rig:
     def __post_init__(self) -> None:
         self.engine = self.connect()
 
-    def connect(self, home: str = "home") -> VllmEngine:
-        return VllmEngine.connect(self.server.url, allowed_roots=(str(self.root),), home=self.root / home)
+    def connect(self, home: str = "home", look_s: float = 10.0) -> VllmEngine:
+        """Patient, as a test machine is slow; `look_s` where that is what is tested."""
+        server = EngineServer(self.server.url)
+        return VllmEngine(server, Notes(self.root / home, server.url), (str(self.root),), look_s=look_s)
 
     def restarted(self, *, notes: bool = True) -> VllmEngine:
         self.engine = self.connect() if notes else self.connect("another")

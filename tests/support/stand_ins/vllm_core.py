@@ -80,6 +80,10 @@ class Core:
         self._calls.put((future, what))
         return future
 
+    @property
+    def paused(self) -> bool:
+        return self.pause_state != OPEN
+
     def stop(self) -> None:
         self._calls.put(None)
 

@@ -20,7 +20,7 @@ RECENT = (True, False)
 def test_cycles(new: New, level: Level, old: bool) -> None:
     rig = new(partial_wake_serves=old)
     before = rig.engine.inspect()
-    for _ in range(3):
+    for _ in range(2):
         rig.asleep(level)
         assert rig.resident == (False, False)
         assert rig.server.core.asleep == {"weights", "kv_cache"}

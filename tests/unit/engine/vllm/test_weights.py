@@ -162,6 +162,7 @@ def test_an_update_blocks_until_the_trainer_has_sent(new: New, tmp_path: Path) -
     folder = tmp_path / "meeting"
     folder.mkdir()
     transfer(rig, steps=("start",))
+    rig.engine = rig.connect(look_s=0.5)
     call = Background(lambda: transfer(rig, steps=("update",), rendezvous=str(folder), tensors=["t"]))
     meeting = Rendezvous(folder)
     meeting.wait_arrived(1, Left())
