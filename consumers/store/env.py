@@ -15,7 +15,7 @@ import lmdb
 
 from moebus.schemas.errors import SettingsError
 
-TABLES = ("meta", "attempts", "owners", "blobs", "fences", "turns", "times", "trash", "usage", "cards")
+TABLES = ("meta", "attempts", "owners", "blobs", "fences", "turns", "times", "trash", "usage", "cards", "doomed")
 _FILES = ("data.mdb", "lock.mdb")
 _MAX_READERS = 512
 _FULL = (lmdb.MapFullError, lmdb.DiskError)

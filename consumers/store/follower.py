@@ -198,6 +198,8 @@ class Follower:
     def _patience(self) -> float:
         """Seconds that the open batch may still wait."""
         if self._dirty_since is None:
+            if not self._tended:  # something is being taken away: what comes in goes first, but is not waited for
+                return _LINGER
             return 0.02 if self._stops.standing else _POLL
         return max(0.0, self._dirty_since + self._options.commit_interval - self._clock.monotonic())
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.decide import Decision, Facts, Rules, Verdict, decide
+from moebus.consumers.store.doomed import hidden
 from moebus.consumers.store.removal import Removal, superseded
 from moebus.consumers.store.state import AttemptState, Owner
 from moebus.consumers.store.tables import Meta, Tables, Usage
@@ -115,7 +116,10 @@ class Ingest:
         base = record.header.base
         if base is None:
             return None
-        return self._tables.attempt(RolloutKey(record.header.run, base.rollout_id, base.choice), base.attempt)
+        held = self._tables.attempt(RolloutKey(record.header.run, base.rollout_id, base.choice), base.attempt)
+        if held is not None and hidden(held.header, self.removal.doomed):
+            return held.ended("gone", "deleted", held.at_ms)
+        return held
 
     def _barrier(self, record: Chunk | End) -> str | None:
         header = record.header

@@ -18,14 +18,15 @@ from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.env import Env, wipe
 from moebus.consumers.store.ingest import Ingest, Outcome
 from moebus.consumers.store.tables import Meta, Tables
-from moebus.schemas.record import Clear, Delete, Kind
-from moebus.schemas.rollout import covers
+from moebus.schemas.errors import BadRecord
+from moebus.schemas.record import Clear, Delete, Kind, decode
 
 _KIND_AT = 5
 _RECORD_OVERHEAD = 16_384  # index pages that a record may touch
 RESERVE = 0.05
 """Part of the map, or of what the disk leaves of it, that is kept for deletes."""
 _FREE_SLICE = 2_000
+REMOVE_SLICE = 200
 
 
 class StoreFull(Exception):
@@ -110,6 +111,7 @@ class Partition:
         self._ingest: Ingest | None = None
         self._batch = Batch()
         self._pending: tuple[Delete | Clear, ...] = ()
+        self._unfinished: tuple[Delete | Clear, ...] = ()
         self.blobs = blobs or InlineBlobs()
         self.damaged: str | None = None
         """What a reader found missing or unreadable; the one that writes rebuilds."""
@@ -125,6 +127,7 @@ class Partition:
     def _load(self, guard: Guard) -> Meta:
         with self.env.reading() as txn:
             found = Tables(self.env, txn).meta()
+            self._unfinished = tuple(job.record for job in Tables(self.env, txn).doomed())
         fresh = self._fresh(guard)
         if found is not None and _origin(found) != _origin(fresh):
             self._empty()
@@ -135,6 +138,7 @@ class Partition:
         return Meta(guard.cluster_id, guard.topic_id, blobs=self.blobs.identity)
 
     def _empty(self) -> None:
+        self._unfinished = ()
         self.env.close()
         wipe(self.path)
         self.env = Env(self.path, self._map_bytes, sync=self._sync)
@@ -200,10 +204,11 @@ class Partition:
         size = len(value or b"")
         if not _frees(value) and self._level(size) > 1 - RESERVE:
             raise StoreFull(self._fill(), lost=False)
+        before = self._pending
+        if _frees(value):
+            self._pending = (*before, *_fence_of(value))  # readers know it before anything is taken away
         with self._guarded() as ingest:
             outcome = ingest.apply(value, now_ms)
-        if outcome.fence is not None:
-            self._pending = (*self._pending, outcome.fence)
         if outcome.completed is not None:
             self._batch.completed.append(now_ms)
             if self.watched:
@@ -244,6 +249,7 @@ class Partition:
             self._raise_full(error)
             raise
         self._meta = meta
+        self._unfinished = tuple(job.record for job in removal.doomed)
         self.blobs.committed()
         self._reset()  # after the commit: a reader that misses the fence here finds it in the tables
         self._used = self._measure()
@@ -267,6 +273,8 @@ class Partition:
             if not self._due(Tables(self.env, txn), now_ms):
                 return False
         with self._guarded() as ingest:
+            if ingest.removal.work(REMOVE_SLICE):
+                return True
             ingest.removal.sweep(now_ms)
             return self.blobs.free(Tables(self.env, self._txn), _FREE_SLICE) >= _FREE_SLICE
 
@@ -286,7 +294,7 @@ class Partition:
         Raises:
             EnvClosed: rebuilt or stopped in the meantime.
         """
-        pending = self._pending  # first: see `commit`
+        pending = self._pending + self._unfinished  # first: see `commit`
         env = self.env
         with env.reading() as txn:
             yield Tables(env, txn), pending
@@ -338,7 +346,9 @@ class Partition:
             b"o": rules.open_ttl_ms, b"w": rules.keep_ttl_ms, b"m": rules.fence_ttl_ms, b"f": rules.fence_ttl_ms,
             b"t": rules.fence_ttl_ms,
         }  # fmt: skip
-        return self.blobs.due(tables) or any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
+        if self._unfinished or self.blobs.due(tables):
+            return True
+        return any(tables.due(kind, now_ms - ttl, 1) for kind, ttl in limits.items())  # type: ignore[arg-type]
 
     def _level(self, size: int) -> float:
         return (self._used + self._batch.bytes + size + _RECORD_OVERHEAD) / self._room
@@ -353,14 +363,14 @@ def _origin(meta: Meta) -> tuple[int, str, str, str]:
     return meta.format, meta.cluster_id, meta.topic_id, meta.blobs
 
 
+def _fence_of(value: bytes | None) -> tuple[Delete | Clear, ...]:
+    """The DELETE or CLEAR in a record, if it is one."""
+    try:
+        record = decode(value)
+    except BadRecord:
+        return ()
+    return (record,) if isinstance(record, (Delete, Clear)) else ()
+
+
 def _frees(value: bytes | None) -> bool:
     return value is None or len(value) <= _KIND_AT or value[_KIND_AT] in (Kind.DELETE, Kind.CLEAR)
-
-
-def hides(record: Delete | Clear, run: str, rollout_id: str, epoch: int) -> bool:
-    """Whether a DELETE or CLEAR removes this id and epoch."""
-    if record.run != run:
-        return False
-    if isinstance(record, Clear):
-        return epoch <= record.through_epoch
-    return epoch <= record.epoch and covers(record.prefix, rollout_id)

@@ -10,6 +10,7 @@ from typing import Literal
 from moebus.consumers.store import keys
 from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.decide import Rules
+from moebus.consumers.store.doomed import Doomed, hidden
 from moebus.consumers.store.state import AttemptState
 from moebus.consumers.store.tables import Fence, Tables, Turn
 from moebus.schemas.record import Clear, Delete
@@ -17,6 +18,8 @@ from moebus.schemas.rollout import RolloutId, same_segment, structured
 
 Cause = Literal["delete", "clear", "last_turn", "age", "lost", "quota"]
 _SLICE = 1000
+AT_ONCE = 50
+"""Attempts that a DELETE or CLEAR takes away before the next record is read; the others follow in slices."""
 
 
 class Removal:
@@ -30,6 +33,8 @@ class Removal:
         self.changes: Changes | None = None
         """Where whole attempts that go are noted, if anybody wants to know."""
         self.cut = 0
+        self.doomed = tables.doomed()
+        """Removals that are not finished; what they cover counts as gone."""
 
     def fence(self, record: Delete | Clear, now_ms: int) -> None:
         """Applies a DELETE or CLEAR and remembers it for what comes late."""
@@ -41,7 +46,37 @@ class Removal:
         card = self._tables.card(record.run)
         if isinstance(record, Clear) and card is not None and card[1] <= epoch:
             self._tables.drop_card(record.run)  # what comes in a later epoch may be of another model
-        self.take_away(record, now_ms)
+        self._go_on(Doomed(record.run, prefix, fence.epoch, now_ms), AT_ONCE)
+
+    def work(self, limit: int) -> bool:
+        """Goes on with removals, up to about `limit` attempts; True while there is more."""
+        if self.doomed:
+            self._go_on(self.doomed[0], limit)
+        return bool(self.doomed)
+
+    def _go_on(self, job: Doomed, limit: int) -> None:
+        """Does a part of a removal and notes where it stands."""
+        self._tables.drop_doomed(job)
+        self.doomed = tuple(one for one in self.doomed if one.key != job.key)
+        rest = self._slice(job, limit)
+        if rest is not None:
+            self._tables.put_doomed(rest)
+            self.doomed = (rest, *self.doomed)
+
+    def _slice(self, job: Doomed, limit: int) -> Doomed | None:
+        """What is left of a removal after up to `limit` attempts; None when it is finished."""
+        cause: Cause = "delete" if job.prefix else "clear"
+        reason = str(Fence(job.run, job.prefix, job.epoch, job.at_ms))
+        left: Doomed | None = job
+        while left is not None and limit > 0:
+            found = list(islice(self._tables.attempts(left.ranges[left.part], left.after), min(limit, _SLICE)))
+            for state in found:
+                if state.state != "gone" and state.header.epoch <= job.epoch:
+                    self.remove(state, cause, reason, job.at_ms)
+            limit -= len(found)
+            last = keys.attempt_key(found[-1].key, found[-1].header.attempt) if found else None
+            left = left.behind(last) if last is not None else left.next_part()
+        return left
 
     def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes] = frozenset()) -> int:
         """Removes what a DELETE or CLEAR covers, but the attempts in `spare`; returns how many went."""
@@ -94,6 +129,8 @@ class Removal:
         start = keys.run_range(run) + f"{rollout_id.data}:{rollout_id.gen}:".encode()
         for lower in self._all(start):
             other = structured(lower.key.rollout_id)
+            if hidden(lower.header, self.doomed):
+                continue
             if lower.state != "gone" and lower.header.choice == choice and lower.header.epoch <= epoch:
                 self._supersede(lower, other, rollout_id, now_ms)
 
@@ -133,6 +170,8 @@ class Removal:
 
     def _expire(self, now_ms: int) -> None:
         tables, rules = self._tables, self._rules
+        while self.work(_SLICE):
+            pass
         while tables.due(b"o", now_ms - rules.open_ttl_ms, 1) or tables.due(b"w", now_ms - rules.keep_ttl_ms, 1):
             self.sweep(now_ms)
 

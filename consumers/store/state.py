@@ -94,6 +94,10 @@ def cut(parts: tuple[Part, ...], rows: int) -> tuple[Part, ...]:
     return tuple(replace(part, stop=min(part.stop, rows)) for part in parts if part.start < rows)
 
 
+WHOLE = b'{"s":"whole"'
+"""What the bytes of a whole attempt start with."""
+
+
 def dump_attempt(state: AttemptState) -> bytes:
     header, end = state.header, state.end
     base = header.base

@@ -9,8 +9,10 @@ from itertools import islice
 from typing import Any, Literal
 
 from moebus.consumers.store import keys
+from moebus.consumers.store.doomed import Doomed
 from moebus.consumers.store.env import Env
 from moebus.consumers.store.state import (
+    WHOLE,
     AttemptState,
     Owner,
     State,
@@ -113,6 +115,12 @@ class Tables:
         for key, value in self._scan("attempts", start, after):
             yield load_attempt(*keys.split_attempt_key(key), value)
 
+    def whole_attempts(self, start: bytes, after: bytes = b"") -> Iterator[AttemptState]:
+        """Those of `attempts` that are whole; marks, of which a large delete leaves many, are passed over unread."""
+        for key, value in self._scan("attempts", start, after):
+            if value.startswith(WHOLE):
+                yield load_attempt(*keys.split_attempt_key(key), value)
+
     # owners and blobs
 
     def owner(self, number: int) -> Owner | None:
@@ -172,6 +180,17 @@ class Tables:
 
     def put_card(self, run: str, digest: str, epoch: int) -> None:
         self._put("cards", run.encode(), json.dumps([digest, epoch]).encode())
+
+    # removals that are not finished
+
+    def doomed(self) -> tuple[Doomed, ...]:
+        return tuple(Doomed.load(key, value) for key, value in self._scan("doomed", b""))
+
+    def put_doomed(self, job: Doomed) -> None:
+        self._put("doomed", job.key, job.dump())
+
+    def drop_doomed(self, job: Doomed) -> None:
+        self._delete("doomed", job.key)
 
     def drop_card(self, run: str) -> None:
         self._delete("cards", run.encode())

@@ -12,8 +12,9 @@ import numpy as np
 
 from moebus.consumers.store import keys
 from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable, answer_of
+from moebus.consumers.store.doomed import hides
 from moebus.consumers.store.env import EnvClosed
-from moebus.consumers.store.partition import Partition, hides
+from moebus.consumers.store.partition import Partition
 from moebus.consumers.store.state import AttemptState
 from moebus.consumers.store.tables import Tables
 from moebus.schemas.dtypes import RouteArray
@@ -78,7 +79,7 @@ class View:
             shown: list[AttemptState] = []
             for start in ranges:
                 if not after or after < start or after.startswith(start):
-                    found = tables.attempts(start, after if after.startswith(start) else b"")
+                    found = tables.whole_attempts(start, after if after.startswith(start) else b"")
                     whole = (state for state in found if _seen(state, pending).state == "whole")
                     shown += islice(whole, limit - len(shown))
         return shown

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.env import Env, EnvClosed
 from moebus.consumers.store.partition import Guard, Partition
+from moebus.consumers.store.removal import Removal
+from moebus.consumers.store.state import WHOLE, dump_attempt
 from moebus.consumers.store.view import View, rows_of
 from moebus.schemas.errors import SettingsError
 from moebus.schemas.record import Base, Clear, Delete, encode
@@ -61,6 +64,14 @@ def test_a_delete_counts_for_reads_before_it_is_committed(partition: Partition) 
     assert state_of(partition, kept) == "gone"
     partition.commit()
     assert [state_of(partition, one) for one in (kept, gone)] == ["gone", "gone"]
+
+
+def test_a_whole_attempt_is_known_by_its_first_bytes(partition: Partition) -> None:
+    whole, half = make_attempt("whole", number=1), make_attempt("half", number=2, rows=4, chunks=2)
+    feed(partition, *whole.records, half.records[0])
+    states = [View(partition).find(one.header.key).attempts[0] for one in (whole, half)]
+    assert [dump_attempt(state).startswith(WHOLE) for state in states] == [True, False]
+    assert not dump_attempt(states[0].ended("gone", "x", 0)).startswith(WHOLE)
 
 
 def test_time_takes_away(partition: Partition) -> None:
@@ -155,6 +166,23 @@ def test_many_rollouts_under_one_prefix_are_gone_at_once_and_taken_away_in_slice
     assert (blobs(again), again.figures().whole) == (1, 1)
     assert [one.key.rollout_id for one in View(again).page("run", None, b"", 10)] == ["p:1499"]
     again.close()
+
+
+def test_readers_know_of_a_delete_before_anything_is_taken_away(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [make_attempt(f"p:{number}", number=number, group="g") for number in range(1, 4)]
+    feed(partition, *(record for one in attempts for record in one.records))
+    seen: list[list[str]] = []
+    remove = Removal.remove
+
+    def watched(self: Removal, *given: Any) -> None:
+        seen.append([state_of(partition, one) for one in attempts])
+        remove(self, *given)
+
+    monkeypatch.setattr(Removal, "remove", watched)
+    feed(partition, encode(Delete("run", "p", attempt_id(99))))
+    assert seen == [["gone"] * 3] * 3
 
 
 def test_a_clear_of_many_is_the_same(partition: Partition) -> None:
