@@ -23,12 +23,12 @@ from moebus.broker.topics import Topics, ensure
 from moebus.consumers.reader.assembly import Assembler
 from moebus.observability.metrics import Metrics
 from moebus.producers.routing import AsyncRoutingPublisher, RoutingPublisher
-from moebus.producers.routing.process import spawn
 from moebus.schemas.model_card import ModelCard
-from moebus.schemas.record import assemble
+from moebus.schemas.record import End, assemble
 from tests.contract.publisher_flow import FlowSuite
-from tests.contract.publisher_world import PARTITIONS, read_all
+from tests.contract.publisher_world import PARTITIONS, decoded, read_all
 from tests.support.fork import exit_code, in_a_fork
+from tests.support.poison import poison
 from tests.support.publisher_program import CARD, RUN, child_pid, publisher, rows_of, settings, submit
 from tests.support.routes import CARD as SMALL_CARD
 from tests.support.routes import make_routes
@@ -279,45 +279,42 @@ def test_it_works_with_64_mb_of_dev_shm(cluster: LocalCluster, broker: Broker, t
     check_arrived_once(broker, topics, 100)
 
 
-POISON = """
-from moebus.producers.routing.process import child
-import os
-read = child.read_parcel
-def read_parcel(meta, data, created_ms):
-    if b'"poison' in meta and WHEN == "read":
-        os.abort()
-    return read(meta, data, created_ms)
-child.read_parcel = read_parcel
-make = child.rollout_job
-def rollout_job(parcel, *rest):
-    job = make(parcel, *rest)
-    records = job.open
-    def poisoned():
-        for number, record in enumerate(records()):
-            if parcel.header.rollout_id == "poison" and number == 1 and WHEN == "encode":
-                os.abort()
-            yield record
-    job.open = poisoned
-    return job
-child.rollout_job = rollout_job
-"""
+def test_memory_stays_within_the_bound_and_64_mb_while_the_broker_is_away(
+    cluster: LocalCluster, broker: Broker, topics: Topics
+) -> None:
+    command = [sys.executable, "-m", "tests.support.publisher_program", "full", cluster.bootstrap, topics.prefix, "-"]
+    with subprocess.Popen([*command, "50"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        try:
+            assert program.stdout.readline() == "connected\n"
+            with away(cluster):
+                program.stdin.write("go\n")
+                program.stdin.flush()
+                used, bound = map(int, program.stdout.readline().split())
+            assert bound < used <= bound + (64 << 20)
+            submitted, stored, dropped = map(int, program.stdout.readline().split())
+        finally:
+            program.kill()
+    assert dropped >= 50, "far more came than it may keep"
+    assert stored == submitted - dropped
+    ends = [record for record in decoded(ProcessWorld(cluster, broker, topics)) if isinstance(record, End)]
+    assert len({end.header.attempt for end in ends}) == stored
 
 
 @pytest.mark.parametrize("when", ["read", "encode"])
 def test_an_entry_that_ends_the_child_each_time_is_set_aside(
     when: str, cluster: LocalCluster, broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = "from moebus.producers.routing.process.program import main"
-    assert run in spawn.BOOT
-    monkeypatch.setattr(spawn, "BOOT", spawn.BOOT.replace(run, f"WHEN = {when!r}\n{POISON}\n{run}"))
+    poison(monkeypatch, when)
     metrics, journal = Metrics(), tmp_path / "journal"
     with publisher(settings(cluster.bootstrap, topics.prefix, journal), metrics=metrics) as made:
         with away(cluster):  # so that the entry has company when it ends the child
             submit(made, range(6))
-            poison = made.submit(make_routes(rows_of(4), CARD, seed=99), "poison")
+            bad = made.submit(make_routes(rows_of(4), CARD, seed=99), "poison")
             submit(made, range(6, 12))
         with pytest.raises(AppendFailed, match=r"run/poison#0 .*entry 7 of the journal ended .* 5 times") as failed:
-            poison.result(120)
+            bad.result(120)
         assert not made.flush(90), "a failure is told"
         stats = made.stats()
         assert (stats.stored, stats.failed, stats.set_aside) == (12, 1, 1)

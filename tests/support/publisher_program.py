@@ -2,12 +2,15 @@
 
 `hold`: submits N rollouts, prints one line `pid of the child`, and lives until it is killed. `daemonic`: the same from
 a daemonic process of `multiprocessing`, and waits for the receipts. `leave`: submits and ends without `close`.
-`default`: a journal of the default size; prints who sends and its limit, and waits for the receipts.
+`default`: a journal of the default size; prints who sends and its limit, and waits for the receipts. `full`: prints
+`connected`, waits for a line, submits until N were dropped, prints how many bytes it and its child use more than it
+did before, and its bound, and at last how many were submitted, stored and dropped.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import threading
 from pathlib import Path
@@ -56,6 +59,31 @@ def _publish_and_wait(bootstrap: str, prefix: str, count: int) -> None:
         assert made.flush(60)
 
 
+def _pss(pid: int) -> int:
+    """Bytes that a process uses, shared pages by their share."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def _fill(bootstrap: str, prefix: str, drops: int) -> None:
+    routes, bound = make_routes(rows_of(4), CARD, seed=4), 24 << 20
+    before = _pss(os.getpid())
+    with publisher(settings(bootstrap, prefix, None, max_bytes=bound, full="drop")) as made:
+        made.submit(routes, "first").result(60)
+        sys.stdout.write("connected\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+        while (dropped := made.stats().dropped) < drops:
+            made.submit(routes, f"r{made.stats().submitted}")
+            threading.Event().wait(0.01)  # the child gets to work meanwhile
+        child = child_pid(made)
+        assert child is not None
+        sys.stdout.write(f"{_pss(os.getpid()) - before + _pss(child)} {bound}\n")
+        sys.stdout.flush()
+        assert not made.flush(90), "what was dropped is told"
+        sys.stdout.write(f"{made.stats().submitted} {made.stats().stored} {dropped}\n")
+
+
 def main(mode: str, bootstrap: str, prefix: str, journal: str, count: str) -> None:
     if mode == "daemonic":
         arguments = (bootstrap, prefix, int(count))
@@ -63,6 +91,9 @@ def main(mode: str, bootstrap: str, prefix: str, journal: str, count: str) -> No
         process.start()
         process.join(90)
         sys.exit(process.exitcode)
+    if mode == "full":
+        _fill(bootstrap, prefix, int(count))
+        return
     if mode == "default":
         with publisher(settings(bootstrap, prefix, None, max_bytes=None)) as made:
             sys.stdout.write(f"{type(made._sender).__name__} {made._sender.limit}\n")
