@@ -33,7 +33,7 @@ class TestFastDeploy(ServerRules):
 
         def new() -> FastDeployEngine:
             server = EngineServer(running.url)
-            made.append(FastDeployEngine(server, notes=Notes(tmp_path, server.url)))
+            made.append(FastDeployEngine(server, notes=Notes(tmp_path, server.url), look_s=5.0))
             return made[-1]
 
         def boot() -> None:

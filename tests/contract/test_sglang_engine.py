@@ -33,7 +33,7 @@ class _SGLang(ServerRules):
         def new() -> SGLangEngine:
             server = EngineServer(running.url)
             notes = Notes(tmp_path / "notes", server.url)
-            engine = SGLangEngine(server, allowed_roots=[str(tmp_path)], notes=notes, keep=self.keep)
+            engine = SGLangEngine(server, allowed_roots=[str(tmp_path)], notes=notes, keep=self.keep, look_s=5.0)
             made.append(engine)
             return engine
 

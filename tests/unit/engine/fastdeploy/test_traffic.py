@@ -13,7 +13,7 @@ from moebus.engine.port import (
     Unsupported,
 )
 from moebus.schemas.tags import Tag
-from tests.support.deadlines import Left, Polls
+from tests.support.deadlines import Always, Left, Polls
 from tests.unit.engine.fastdeploy.rig import Rig
 
 
@@ -60,7 +60,7 @@ def test_an_endless_pause_ends_at_its_deadline(rig: Rig) -> None:
     rig.engine.inspect()
     rig.net.hold.add("/v1/pause")
     with pytest.raises(EngineTimeout, match="open again"):
-        rig.engine.pause("abort", Left(0.2))
+        rig.engine.pause("abort", Always(0.2))
     assert not rig.at.paused
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from moebus.engine.port import EngineFailed, EngineUnknown, Unsupported
 from moebus.schemas.tags import ALL_TAGS, Tag
-from tests.support.deadlines import Left
+from tests.support.deadlines import Always, Left
 from tests.support.stand_ins.sglang import StandIn
 from tests.unit.engine.sglang.rig import Rig, sglang
 
@@ -144,7 +144,7 @@ def test_a_release_that_answers_early_is_waited_for(rig: Rig) -> None:
 def test_a_late_release_is_proven_by_the_schedulers(rig: Rig) -> None:
     rig.engine.identity()
     rig.net.hold.add("/release_memory_occupation")
-    assert rig.engine.sleep(Tag.KV_CACHE, "discard", Left(0.2)) == 40 * GIB
+    assert rig.engine.sleep(Tag.KV_CACHE, "discard", Always(0.2)) == 40 * GIB
     rig.net.release()
     assert not rig.engine.inspect().resident[Tag.KV_CACHE]
     rig.engine.wakeup(Tag.KV_CACHE, "restore", Left())

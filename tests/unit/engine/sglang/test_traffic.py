@@ -19,7 +19,7 @@ from moebus.engine.port import (
 )
 from moebus.engine.sglang.engine import SGLangEngine
 from moebus.schemas.tags import Tag
-from tests.support.deadlines import Left, Polls
+from tests.support.deadlines import Always, Left, Polls
 from tests.support.stand_ins.running import Running
 from tests.support.stand_ins.sglang import StandIn, application
 from tests.unit.engine.sglang.rig import Rig, sglang
@@ -110,7 +110,7 @@ def test_an_endless_pause_ends_at_its_deadline(rig: Rig) -> None:
     rig.engine.inspect()
     rig.net.hold.add("/pause_generation")
     with pytest.raises(EngineTimeout, match="open again"):
-        rig.engine.pause("abort", Left(0.2))
+        rig.engine.pause("abort", Always(0.2))
     assert not any(rig.at.paused)
     rig.net.release()
     assert rig.engine.pause("abort", Left()).idle_confirmed
@@ -119,7 +119,7 @@ def test_an_endless_pause_ends_at_its_deadline(rig: Rig) -> None:
 def test_a_pause_that_does_not_drain_opens_admission_again(rig: Rig) -> None:
     rig.at.running, rig.at.faults.abort_ignored = ["a"], True
     with pytest.raises(EngineTimeout, match="1 requests still run"):
-        rig.engine.pause("abort", Left(0.2))
+        rig.engine.pause("abort", Polls(8))
     assert (rig.at.paused, rig.at.running) == ([False], ["a"])
 
 
@@ -128,7 +128,7 @@ def test_a_pause_that_cannot_be_taken_back_is_unknown(rig: Rig) -> None:
     rig.net.hold.add("/pause_generation")
     rig.net.answer["/continue_generation"] = (500, b"{}")
     with pytest.raises(EngineUnknown, match="opening admission again failed"):
-        rig.engine.pause("abort", Left(0.1))
+        rig.engine.pause("abort", Always(0.1))
     rig.net.release()
 
 
