@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
+from moebus.cli._service import Service
 from moebus.cli.main import app
+from moebus.consumers.store import StoreOptions
+from moebus.schemas.errors import InvalidInput
+from tests.support.routes import CARD
 
 
 @pytest.mark.parametrize("service", [["worker", "--engine", "simulated", "--worker-id", "w1"], ["store"]])
@@ -71,3 +77,21 @@ def test_options_of_another_kind_of_engine(engine: str, options: str, field: str
     assert result.exit_code == 2
     assert result.stderr.startswith(f"moebus: {field}: ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_quotas_and_cards_reach_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[StoreOptions] = []
+
+    class Caught:
+        def __init__(self, service: Service, *given: object) -> None:
+            made.append(StoreOptions.of(service.settings.store))
+            raise InvalidInput("caught", "the store is not run")
+
+    card = tmp_path / "card.json"
+    card.write_text(CARD.to_json())
+    monkeypatch.setattr("moebus.cli._store.StoreService", Caught)
+    monkeypatch.setenv("MOEBUS_STORE__QUOTAS", '{"exp-7": 1, "other": 2}')
+    result = CliRunner().invoke(app, ["store", "--quota", "exp-7=80", "--quota", "*=16", "--card", f"exp-7={card}"])
+    assert "caught" in result.output + result.stderr
+    assert made[0].quotas == {"exp-7": 80, "other": 2, "*": 16}  # the command line over the environment
+    assert made[0].rules.cards == {"exp-7": CARD.digest}
