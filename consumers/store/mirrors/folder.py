@@ -197,12 +197,14 @@ def _list(root: int, name: str) -> list[str]:
 
 
 def _write(folder: int, name: str, array: RouteArray) -> None:
+    content = b"".join(pdtensor(np.ascontiguousarray(array)))
     handle = os.open(name, _NEW, 0o644, dir_fd=folder)
-    with open(handle, "wb", buffering=0) as file:
-        for piece in pdtensor(np.ascontiguousarray(array)):
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
+    try:
+        done = 0
+        while done < len(content):
+            done += os.write(handle, memoryview(content)[done:])
+    finally:
+        os.close(handle)
 
 
 def _remove(root: int, name: str) -> None:

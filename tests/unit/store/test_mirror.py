@@ -312,3 +312,13 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
 def test_what_fastdeploy_never_has_is_no_file(array: Any) -> None:
     with pytest.raises(ValueError, match=r"unsigned|big-endian"):
         list(pdtensor(array))
+
+
+def test_age_reaches_the_mirror(bench: Bench) -> None:
+    bench.put(make_attempt("a"))
+    assert bench.settle() == ["a"]
+    bench.partition.tidy(SMALL.rules.keep_ttl_ms + 1)
+    changes = bench.partition.commit().changes
+    assert [key.rollout_id for key in changes.keys] == ["a"]
+    bench.mirror.changed([key.rollout_id for key in changes.keys])
+    assert bench.settle() == []
