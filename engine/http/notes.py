@@ -12,7 +12,7 @@ from typing import Any
 
 from moebus.engine.http.belief import Belief
 from moebus.observability.log import get_logger
-from moebus.schemas.tags import Tag
+from moebus.schemas.tags import ALL_TAGS, Tag
 
 _log = get_logger(__name__)
 _PLAIN = ("life", "sure", "level", "weights", "version", "source", "frozen", "paused", "open_update")
@@ -46,7 +46,7 @@ class Notes:
             return _belief(found)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _log.warning("engine.notes_unreadable", f"{self.path}: {error}; the state of the server is unknown")
             return None
 
@@ -66,8 +66,21 @@ class Notes:
             _log.warning("engine.notes_unwritable", f"{self.path}: {error}; a restarted worker will know less")
 
 
+_TEXT, _FLAG = (str, type(None)), (bool,)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "life": (str,), "sure": _FLAG, "level": _TEXT, "weights": (str,), "version": _TEXT, "source": _TEXT,
+    "frozen": (int,), "paused": _FLAG, "open_update": _FLAG,
+}  # fmt: skip
+
+
 def _belief(found: dict[str, Any]) -> Belief:
-    resident = {Tag(name): bool(held) for name, held in found["resident"].items()}
-    if not isinstance(found["life"], str) or found["weights"] not in ("valid", "empty", "mixed"):
-        raise ValueError("not a belief")
-    return Belief(**{name: found[name] for name in _PLAIN}, resident=MappingProxyType(resident))
+    values = {name: found[name] for name in _PLAIN}
+    resident = {Tag(name): held for name, held in found["resident"].items()}
+    for name, value in values.items():
+        if not isinstance(value, _TYPES[name]):
+            raise ValueError(f"{name} is {value!r}")
+    if values["weights"] not in ("valid", "empty", "mixed") or values["level"] not in (None, "offload", "discard"):
+        raise ValueError("unknown words")
+    if set(resident) != set(ALL_TAGS) or not all(isinstance(held, bool) for held in resident.values()):
+        raise ValueError(f"resident is {found['resident']!r}")
+    return Belief(**values, resident=MappingProxyType(resident))
