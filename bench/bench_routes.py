@@ -3,7 +3,11 @@
 Two figures: a stream (first submit -> everything committed in the store), and one rollout of 2.1 MB (submit -> read by
 `RoutingReader.get`; for the bare loop send -> committed). Rounds of both alternate; the ratio is of their medians.
 
+The bare loop uses kafka-python as it comes; with `--tuned-peer` it reads through the wide sockets of our clients too,
+and its reader keeps freed memory as our store does, so that what is left of the ratio is ours alone.
+
     python bench/bench_routes.py [--stream-mb 300] [--singles 60] [--rounds 3] [--mode process|thread] [--checks ids]
+        [--tuned-peer]
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from kafka import KafkaProducer
 
 from moebus.broker import open_broker
 from moebus.broker.kafka.config import producer_options
+from moebus.broker.kafka.selector import QuickSelector
+from moebus.broker.kafka.sockets import DIRECT
 from moebus.broker.local import LocalCluster
 from moebus.broker.topics import Topics, ensure
 from moebus.consumers import RoutingReader
@@ -92,16 +98,16 @@ def children() -> set[int]:
 class Bare:
     """The raw client on both ends."""
 
-    def __init__(self, bootstrap: str, topic: str, folder: Path) -> None:
+    def __init__(self, bootstrap: str, topic: str, folder: Path, tuned: bool) -> None:
         folder.mkdir()
         program = [sys.executable, str(Path(__file__).with_name("bare_loop.py"))]
-        self.consumer = subprocess.Popen(
-            [*program, bootstrap, topic, str(PARTITIONS), str(folder)], stdout=subprocess.PIPE, text=True
-        )
+        arguments = [bootstrap, topic, str(PARTITIONS), str(folder), *(["tuned"] if tuned else [])]
+        self.consumer = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, text=True)
         assert self.consumer.stdout is not None
         self.lines: IO[str] = self.consumer.stdout
         self.lines.readline()
-        self.producer: Any = KafkaProducer(bootstrap_servers=[bootstrap], **producer_options(10.0))
+        options = {**producer_options(10.0), **({"proxy_url": DIRECT, "selector": QuickSelector} if tuned else {})}
+        self.producer: Any = KafkaProducer(bootstrap_servers=[bootstrap], **options)
         self.topic = topic
         self.sent = 0
         self.window: deque[Any] = deque()
@@ -258,6 +264,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mode", choices=("process", "thread"), default="process")
     parser.add_argument("--checks", choices=("off", "ids", "full"), default="ids")
+    parser.add_argument("--tuned-peer", action="store_true")
     given = parser.parse_args()
     some = [rollout(seed) for seed in range(8)]
     stream = [some[number % 8] for number in range(max(8, int(given.stream_mb * 1e6) // some[0].nbytes))]
@@ -272,7 +279,7 @@ def main() -> None:
         ensure(admin, Topics("bench"), routes_partitions=PARTITIONS)
         admin.create("bare", partitions=PARTITIONS, replication=1, config={})
         broker.close()
-        bare = Bare(cluster.bootstrap, "bare", folder / "bare")
+        bare = Bare(cluster.bootstrap, "bare", folder / "bare", given.tuned_peer)
         ours = Ours(settings, folder / "store", given.mode, given.checks)
         try:
             alternate(bare, ours, stream, given.singles, given.rounds)
