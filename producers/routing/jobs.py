@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from moebus.broker.errors import TopicMissing
 from moebus.broker.ports import LogAdmin, OutRecord, Position
 from moebus.observability.clock import Clock
+from moebus.producers.routing.checking import check_rows
 from moebus.producers.routing.errors import RoutesDropped
 from moebus.producers.routing.parcel import MAX_AGE_MS, Parcel, Sent, Settle
 from moebus.producers.routing.pipeline import Job
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.headers import BINARY_TYPE, build_headers
-from moebus.schemas.record import Clear, Delete, check_ids, encode, encode_attempt, record_key
+from moebus.schemas.record import Clear, Delete, encode, encode_attempt, record_key
 from moebus.schemas.rollout import partition_key
 
 
@@ -41,7 +42,7 @@ def rollout_job(parcel: Parcel, wire: Wire, clock: Clock, settle: Settle) -> Job
         if clock.now_ms() - parcel.created_ms > MAX_AGE_MS:
             raise RoutesDropped(f"{parcel.name}: older than 20 hours, so a delete of it may be forgotten; not sent")
         rows = parcel.rows.view(parcel.card.dtype)
-        check_ids(rows, parcel.card.num_experts)
+        check_rows(rows, parcel.card.num_experts)
         key = partition_key(parcel.header.run, parcel.header.group)
         headers = wire.headers(parcel.header.attempt_text, parcel.traceparent)
         encoded = encode_attempt(
