@@ -135,7 +135,7 @@ def test_a_cut_connection_is_unknown(running: Running, when: str) -> None:
         server.call("POST", "/do", Left())
     assert not caught.value.late
     assert server.losses == 1
-    assert server.look("/done").field("count") == (when == "after")
+    assert server.look("/done", 30.0).field("count") == (when == "after")
 
 
 def test_a_late_answer_is_unknown_and_no_lost_connection(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,12 +160,12 @@ def test_a_look_is_quick_while_a_call_hangs(running: Running) -> None:
     running.faults.hold.update(("/do", "/slow"))
     call = Background(lambda: server.call("POST", "/do", Left()))
     wait_until(lambda: running.faults.calls, 30.0, "the call came in")
-    begun = time.monotonic()
-    assert server.look("/done").status == 200
+    assert server.look("/done", 30.0).status == 200, "it does not wait for the call"
     running.faults.hold.add("/done")
+    late = time.monotonic()
     with pytest.raises(EngineUnreachable):
         server.look("/done")
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - late < 1.0
     assert not call.done
     running.faults.release()
     assert call.result().field("status") == "done"
@@ -198,7 +198,7 @@ def test_a_lost_answer_is_resolved_by_the_state(
     running.faults.cut["/do"] = when  # type: ignore[assignment]
 
     def happened() -> bool | None:
-        return None if proof is None else server.look("/done").field("count") == 1
+        return None if proof is None else server.look("/done", 30.0).field("count") == 1
 
     def attempt() -> None:
         resolved(lambda: server.call("POST", "/do", Left()), happened, lambda: "one", "one")
@@ -229,7 +229,7 @@ def test_identity_follows_the_boot_fact(running: Running) -> None:
     fact = ["1700000000.25"]
 
     def boot() -> str | None:
-        server.look("/done")
+        server.look("/done", 30.0)
         return fact[0]
 
     lives = Lives(server, boot)
@@ -254,7 +254,7 @@ def test_identity_without_a_boot_fact_is_lost_with_the_connection(running: Runni
     server = EngineServer(running.url)
 
     def boot() -> str | None:
-        server.look("/done")
+        server.look("/done", 30.0)
         return None
 
     lives = Lives(server, boot)
