@@ -16,6 +16,7 @@ from moebus.consumers.reader.errors import StoreUnreachable
 from moebus.consumers.reader.rollout import Rollout
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.record import CheckLevel, check_ids
 from moebus.schemas.route_answer import RouteAnswer
 from moebus.schemas.route_errors import (
     ROUTE_ERRORS,
@@ -28,6 +29,7 @@ from moebus.schemas.route_errors import (
     route_error,
 )
 
+_SLICE_BYTES = 512 << 10
 READ_SECONDS = 15.0
 """How long a store may be silent beyond the time that it was allowed to wait."""
 _BY_STATUS: dict[int, type[RouteError]] = {
@@ -52,8 +54,10 @@ class StorePage:
 class StoreClient:
     """Connections to any number of stores, kept open between requests."""
 
-    def __init__(self, http: Http | None = None) -> None:
+    def __init__(self, http: Http | None = None, checks: CheckLevel = "off") -> None:
+        """`checks`: above "off" the ids of rows are looked at while the rest of them is still on its way."""
         self._http: Http = http or Connections()
+        self._checks: CheckLevel = checks
 
     def get(self, url: str, query: Query, wait: float) -> Rollout:
         """The rows asked for; the store may wait up to `wait` seconds for them.
@@ -112,7 +116,7 @@ class StoreClient:
             with self._http.open(method, url, asked, READ_SECONDS + wait) as reply:
                 if reply.status != 200:
                     _refuse(reply.status, reply.read(), f"{query} at {url}")
-                return _rollout(url, reply, rows=method == "GET")
+                return _rollout(url, reply, self._checks, rows=method == "GET")
         except UNREACHABLE as exc:
             raise StoreUnreachable(f"{query}: {url} does not answer: {exc or type(exc).__name__}") from exc
 
@@ -144,12 +148,12 @@ def _params(query: Query, wait: float) -> _Params:
     return params
 
 
-def _rollout(url: str, reply: Reply, *, rows: bool) -> Rollout:
+def _rollout(url: str, reply: Reply, checks: CheckLevel, *, rows: bool) -> Rollout:
     try:
         answer = RouteAnswer.from_headers(reply.headers)
     except InvalidInput as exc:
         raise RouteCorrupt(f"the answer of {url} cannot be read: {exc}") from exc
-    routes = _body(url, reply, answer) if rows else np.empty((0, *answer.shape[1:]), answer.dtype)
+    routes = _body(url, reply, answer, checks) if rows else np.empty((0, *answer.shape[1:]), answer.dtype)
     return Rollout(
         ref=answer.ref, routes=routes, layers=answer.layers, top_k=answer.top_k, num_experts=answer.num_experts,
         status=answer.status, finish_reason=answer.finish_reason, epoch=answer.epoch, versions=answer.versions,
@@ -157,16 +161,29 @@ def _rollout(url: str, reply: Reply, *, rows: bool) -> Rollout:
     )  # fmt: skip
 
 
-def _body(url: str, reply: Reply, answer: RouteAnswer) -> RouteArray:
+def _body(url: str, reply: Reply, answer: RouteAnswer, checks: CheckLevel) -> RouteArray:
     """The rows, writable; nothing larger than the length that both headers agree on is taken in."""
     length = reply.headers.get("content-length")
     if length != str(answer.nbytes):
         raise RouteCorrupt(f"{url} sends {length} bytes where its rows have {answer.nbytes}")
     routes: RouteArray = np.empty(answer.shape, answer.dtype)
-    filled = reply.fill(routes.reshape(-1).view(np.uint8).data)
-    if filled != answer.nbytes:  # deleted while it was read: the next question hears so
-        raise HTTPException(f"the answer ended after {filled} of {answer.nbytes} bytes")
+    step = max(1, _SLICE_BYTES // max(1, answer.nbytes // max(1, answer.rows)))
+    for first in range(0, answer.rows, step):
+        part = routes[first : first + step]
+        filled = reply.fill(part.reshape(-1).view(np.uint8).data)
+        if filled != part.nbytes:  # deleted while it was read: the next question hears so
+            ended = routes[:first].nbytes + filled
+            raise HTTPException(f"the answer ended after {ended} of {answer.nbytes} bytes")
+        if checks != "off":
+            _check(part, answer)
     return routes
+
+
+def _check(part: RouteArray, answer: RouteAnswer) -> None:
+    try:
+        check_ids(part, answer.num_experts)
+    except InvalidInput as exc:
+        raise RouteCorrupt(f"{answer.ref.key}: {exc.reason}") from None
 
 
 def _refuse(status: int, body: bytes, what: str) -> NoReturn:

@@ -15,6 +15,7 @@ from moebus.consumers.reader.errors import StoreUnreachable
 from moebus.consumers.reader.store_client import StoreClient
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.model_card import ModelCard
 from moebus.schemas.route_answer import RouteAnswer
 from moebus.schemas.route_errors import ROUTE_ERRORS, RouteCorrupt
 from moebus.schemas.route_ref import RouteRef
@@ -145,3 +146,22 @@ def test_a_connection_that_the_store_has_closed_is_opened_again() -> None:
         for _ in range(5):
             assert np.array_equal(client.get(raw.url, QUERY, 0.0).routes, ROUTES)
         wait_until(lambda: raw.connections == 5, what="a connection for each")
+
+
+def test_rows_are_looked_at_while_they_come() -> None:
+    card = ModelCard(256, 8, tuple(range(20)))
+    rows = 9_000  # 1.4 MB: several slices
+    good = ((np.arange(rows)[:, None, None] * 3 + np.arange(20)[:, None] + np.arange(8) * 7) % 256).astype(np.uint8)
+    ref = RouteRef("run", "big", 0, attempt_text(attempt_id(1)), rows)
+    headers = RouteAnswer(ref, 0, rows, card.moe_layers, 8, 256, "complete").to_headers()
+    bad = good.copy()
+    bad[-1, 19, 7] = bad[-1, 19, 0]
+    strict, lenient = StoreClient(checks="ids"), StoreClient()
+    answers = iter(Said(200, rows.tobytes(), headers) for rows in (good, bad, bad))
+    with answering(lambda: next(answers)) as raw:
+        assert np.array_equal(strict.get(raw.url, Query("run", "big"), 0.0).routes, good)
+        with pytest.raises(RouteCorrupt, match="run/big#0: one expert twice"):
+            strict.get(raw.url, Query("run", "big"), 0.0)
+        assert np.array_equal(lenient.get(raw.url, Query("run", "big"), 0.0).routes, bad)
+        strict.close()
+        lenient.close()
