@@ -31,6 +31,8 @@ from moebus.consumers.reader.ask import Query
 from moebus.consumers.reader.store_client import StoreClient
 from moebus.consumers.store import Question, RouteStore, StoreOptions, store_routes
 from moebus.consumers.store.decide import Rules
+from moebus.consumers.store.ingest import Ingest
+from moebus.consumers.store.ingest import Outcome as Taken
 from moebus.consumers.store.partition import Guard, Partition
 from moebus.consumers.store.state import AttemptState, ChunkInfo, Owner, Part, Shape
 from moebus.consumers.store.tables import Tables, Usage
@@ -39,6 +41,7 @@ from moebus.observability.http import HttpServer
 from moebus.observability.metrics import Metrics
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import (
+    Chunk,
     Delete,
     End,
     Header,
@@ -48,6 +51,7 @@ from moebus.schemas.record import (
     encode_attempt,
     record_key,
     stored_checksum,
+    whole_checksum,
 )
 from moebus.schemas.rollout import rollout_key
 from moebus.schemas.route_errors import RouteDeleted
@@ -73,12 +77,15 @@ def fill(partition: Partition, rollouts: int, large: int, now_ms: int) -> None:
     """Writes what taking in these rollouts would have written, without reading a million records."""
     shape = Shape(CARD.moe_layers, CARD.top_k, CARD.num_experts)
     rows = (np.arange(ROWS * 6).reshape(ROWS, 3, 2) % CARD.num_experts).astype(CARD.dtype)
+    first = Header.of(rollout_key("run", "x"), bytes(16), group="g")
+    like, last = (decode(one) for one in encode_attempt(rows, first, CARD, Outcome(), codec="raw"))
+    assert isinstance(like, Chunk)
+    assert isinstance(last, End)
     txn = partition.env.begin_write()
     for number, name in enumerate(names(rollouts, large), 1):
         header = Header.of(rollout_key("run", name), number.to_bytes(16, "big"), group="g")
-        chunk, last = encode_attempt(rows, header, CARD, Outcome(), codec="raw")
-        end = decode(last)
-        assert isinstance(end, End)
+        chunk = encode(replace(like, header=header))
+        end = replace(last, header=header, checksum=whole_checksum([stored_checksum(chunk)]))
         tables = Tables(partition.env, txn)
         info = ChunkInfo(0, 0, ROWS, stored_checksum(chunk))
         tables.put_owner(Owner(number, 1, header.attempt, shape, (info,), "run", len(chunk), True))
@@ -87,8 +94,7 @@ def fill(partition: Partition, rollouts: int, large: int, now_ms: int) -> None:
         tables.put_attempt(AttemptState(header, "whole", number, now_ms, parts, shape, end), None)
         if number % 20_000 == 0 or number == rollouts:
             if number == rollouts:
-                size = rollouts * len(chunk)
-                tables.add_usage("run", Usage(size, 0))
+                tables.add_usage("run", Usage(rollouts * len(chunk), 0))
                 fresh = partition._fresh(partition.guard)
                 tables.put_meta(replace(fresh, next_offset=0, owners=number, whole=number))
             txn.commit()
@@ -120,9 +126,10 @@ def read_on(url: str, rollouts: str, large: str) -> None:
 
 @dataclass
 class Watch:
-    """When each DELETE was read by the store."""
+    """When each DELETE was read by the store, and how long it took until it counted for whoever asks from then on."""
 
     read_at: dict[bytes, float] = field(default_factory=dict)
+    counted: list[float] = field(default_factory=list)
 
     def on(self, store: RouteStore) -> None:
         take = store._follower._take
@@ -132,6 +139,15 @@ class Watch:
             take(record)
 
         store._follower._take = timed  # type: ignore[method-assign]
+        apply = Ingest.apply
+
+        def counts(ingest: Ingest, value: bytes | None, now_ms: int) -> Taken:
+            self.counted.append(
+                time.perf_counter() - self.read_at[value or b""]
+            )  # readers know it; it is taken away now
+            return apply(ingest, value, now_ms)
+
+        setattr(Ingest, "apply", counts)  # noqa: B010
 
 
 def delete(store: RouteStore, broker: MemoryBroker, watch: Watch, prefix: str, probe: str, number: int) -> float:
@@ -234,6 +250,8 @@ def measure(folder: Path, rollouts: int, large: int) -> None:
     out, _ = reader.communicate("")
     took = [(at, seconds) for at, seconds in json.loads(out)]
     small.sort()
+    counted = sorted(watch.counted)
+    print(f"a delete counts after p50 {counted[10] * 1000:.3f} ms, at most {counted[-1] * 1000:.3f} ms, of being read")
     print(f"1,000 ids, 20 times: invisible after p50 {small[10] * 1000:.2f} ms, at most {small[-1] * 1000:.2f} ms")
     gone = end_large - begin_large
     print(f"{large:,} ids: invisible after {big * 1000:.2f} ms; their space was back after {gone:.1f} s")

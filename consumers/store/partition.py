@@ -273,10 +273,11 @@ class Partition:
             if not self._due(Tables(self.env, txn), now_ms):
                 return False
         with self._guarded() as ingest:
-            if ingest.removal.work(REMOVE_SLICE):
-                return True
-            ingest.removal.sweep(now_ms)
-            return self.blobs.free(Tables(self.env, self._txn), _FREE_SLICE) >= _FREE_SLICE
+            more = ingest.removal.work(REMOVE_SLICE)
+            if not more:
+                ingest.removal.sweep(now_ms)
+            limit = REMOVE_SLICE if more else _FREE_SLICE  # marks take room, so some has to come back meanwhile
+            return self.blobs.free(Tables(self.env, self._txn), limit) >= limit or more
 
     def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes]) -> int:
         """What a DELETE or CLEAR further on in the log will remove anyway, now, to make room; returns how many went.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebus.broker.ports import MAX_RECORD_BYTES
@@ -124,6 +124,7 @@ def test_no_id_no_answer(value: bytes | None) -> None:
         parse_request(value)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from([None, b"zstd", b"\xff", b"gzip", b"identity"]))
 def test_any_bytes(value: bytes, encoding: bytes | None) -> None:
     with suppress(BadRecord, InvalidRequest):
