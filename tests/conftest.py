@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from moebus.broker.local import LocalCluster, ToolMissing
 
@@ -17,6 +18,9 @@ RUN = "PYTEST_KAFKA_RUN"
 
 
 def pytest_configure() -> None:
+    # How long an example takes says how busy the machine is; what is slow has a test of its own.
+    settings.register_profile("moebus", deadline=None)
+    settings.load_profile("moebus")
     os.environ.setdefault(RUN, f"{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
