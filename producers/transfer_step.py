@@ -90,6 +90,8 @@ class TransferStep:
             InvalidInput: the info is no JSON or too large.  BrokerUnavailable.  FleetError: nobody matches the target.
                 Nothing is left to be begun then.
         """
+        if self._operations:
+            raise RuntimeError("a step of a transfer is taken once; ask the client for another one")
         try:
             for target, args in self._calls:
                 self._operations.append(

@@ -22,14 +22,13 @@ from moebus.consumers.control.recovery import take_over
 from moebus.consumers.control.reporter import WorkerSpec
 from moebus.consumers.control.upkeep import VOID_SPREAD_MS, Seat, Upkeep
 from moebus.consumers.control.worker import Fault, Shared, Worker
-from moebus.engine.port import EngineUnauthorized, EngineUnreachable, Unsupported
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.health import Health
 from moebus.observability.log import get_logger
 from moebus.observability.metrics import Metrics
 from moebus.schemas.control import ControlRequest, make_request
 from moebus.schemas.control_args import HelloArgs, Method
-from moebus.schemas.errors import FatalError
+from moebus.schemas.errors import FatalError, MoebusError
 from moebus.schemas.members import HEARTBEAT_S, LIVE_S
 from moebus.schemas.target import check_labels, check_worker_id
 
@@ -293,10 +292,11 @@ class ControlWorkerHost:
         try:
             identity = engine.identity()
             engine.inspect()
-        except (EngineUnreachable, EngineUnauthorized, Unsupported) as error:
-            if reporter.waiting != str(error):
-                _log.warning("control.engine_awaited", str(error), worker_id=seat.worker.spec.worker_id)
-            reporter.waiting = str(error)
+        except Exception as error:  # whatever a server answers ends no other worker of this process
+            reason = str(error) if isinstance(error, MoebusError) else f"{type(error).__name__}: {error}"
+            if reporter.waiting != reason:
+                _log.warning("control.engine_awaited", reason, worker_id=seat.worker.spec.worker_id)
+            reporter.waiting = reason
             return False
         reporter.engine_id = identity[:128]
         return True

@@ -91,6 +91,8 @@ def test_a_round_of_two_workers_in_one_process(world: World) -> None:
         broadcast(meeting, 2)
         assert 0 < step.remaining() <= 30
     assert [outcome.status for outcome in step.outcomes] == ["ok"]
+    with pytest.raises(RuntimeError, match="once"):
+        step.__enter__()
     transfer.finish()
     assert {engine.inspect().version for engine in engines} == {"step-1"}
     assert len({engine.inspect().weights_digest for engine in engines}) == 1

@@ -149,6 +149,18 @@ def test_a_server_of_another_make_or_without_dev_mode_is_waited_for(lab: Lab, ri
     assert lifecycle(lab) is Lifecycle.RUNNING
 
 
+def test_something_else_at_the_address_is_waited_for_too(lab: Lab, rig: Rig) -> None:
+    rig.server.faults.answer.update({"/is_paused": (200, b"<html>"), "/is_sleeping": (500, b"oops")})
+    lab.host(rig.engine)
+    assert "oops" in lab.health.ready()["workers"]
+    del rig.server.faults.answer["/is_sleeping"]
+    lab.turn()
+    assert "is this a vLLM server?" in lab.health.ready()["workers"]
+    rig.server.faults.answer.clear()
+    lab.turn()
+    assert lab.health.ready() == {}
+
+
 def test_a_server_that_is_not_up_yet_is_waited_for(lab: Lab, rig: Rig) -> None:
     rig.server.kill()
     lab.host(rig.engine)
