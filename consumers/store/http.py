@@ -140,7 +140,7 @@ class _Pages:
         the answer may still change."""
         store = self._store()
         deadline = store.clock.monotonic() + seconds
-        with Changes(store.progress) as changes:
+        with Changes(store.progress, question.partition) as changes:
             while True:
                 changes.clear()
                 try:

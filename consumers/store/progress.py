@@ -34,13 +34,13 @@ class Progress:
         self._lags: dict[int, Lag] = {}
         self._heard = clock.monotonic()
         self._waiting: str | None = "the store is starting"
-        self._listeners: dict[int, Callable[[], None]] = {}
+        self._listeners: dict[int, Callable[[int], None]] = {}
         self._numbers = count()
         self.version = 0
 
-    def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """`changed()` is called after every change of `version`, on the thread that made it, and must be quick. The
-        result ends that."""
+    def listen(self, changed: Callable[[int], None]) -> Callable[[], None]:
+        """`changed(number)` is called after every change of `version`, with the partition it was of, on the thread that
+        made it, and must be quick. The result ends that."""
         with self._lock:
             number = next(self._numbers)
             self._listeners[number] = changed
@@ -50,12 +50,12 @@ class Progress:
         with self._lock:
             del self._listeners[number]
 
-    def _tell(self) -> None:
+    def _tell(self, number: int) -> None:
         with self._lock:
             self.version += 1
             listeners = list(self._listeners.values())
         for changed in listeners:
-            changed()
+            changed(number)
 
     def wait_for(self, reason: str | None) -> None:
         """Why nothing is followed yet; None once all is."""
@@ -66,13 +66,13 @@ class Progress:
         """Begins, or begins again, with a partition."""
         with self._lock:
             self._lags[number] = Lag(goal, goal, applied)
-        self._tell()
+        self._tell(number)
 
     def advance(self, number: int, applied: int) -> None:
         """After a commit."""
         with self._lock:
             self._lags[number] = replace(self._lags[number], applied=applied)
-        self._tell()
+        self._tell(number)
 
     def full(self, number: int, reason: str | None) -> None:
         with self._lock:

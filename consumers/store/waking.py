@@ -15,8 +15,10 @@ LONGEST = 1.0
 class Changes:
     """Made and used on an event loop, as a context manager."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, number: int | None) -> None:
+        """`number`: the partition that matters; None: any."""
         self._progress = progress
+        self._number = number
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -38,6 +40,7 @@ class Changes:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._event.wait(), min(seconds, LONGEST))
 
-    def _changed(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._event.set)
+    def _changed(self, number: int) -> None:
+        if self._number is None or self._number == number:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._event.set)

@@ -44,6 +44,32 @@ def users_of(directory: Path) -> list[str]:
     return found
 
 
+def senders(workers: set[int]) -> set[int]:
+    """Those of these workers, by process id, that have a process which sends their routes, or had when they ended."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")[:-1]
+        except OSError:
+            continue
+        if len(words) > 5 and b"moebus RoutingPublisher" in words[2]:
+            found.add(int(words[-3]))
+    return found & workers
+
+
+def workers_of(directory: Path) -> set[int]:
+    """Process ids."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes()
+        except OSError:
+            continue
+        if b"\0worker\0" in line and str(directory).encode() in line:
+            found.add(int(entry.parent.name))
+    return found
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     """The demo's folder; whatever a failed test leaves running there is taken down."""
@@ -110,9 +136,12 @@ def test_however_it_ends_nothing_is_left(number: signal.Signals, sign: str, dire
     demo = start(directory)
     wait_until(lambda: sign in logs(directory), 90, f"{sign} in a worker's log")
     assert len(users_of(directory)) >= 4, "its Kafka and its processes run"
+    workers = workers_of(directory)
+    if sign != "service.started":
+        assert senders(workers), "a process of its own sends"
     demo.send_signal(number)
     _, errors = demo.communicate(timeout=60)
-    wait_until(lambda: users_of(directory) == [], 60, "every process to be gone")
+    wait_until(lambda: users_of(directory) == [] and not senders(workers), 60, "every process to be gone")
     if number is not signal.SIGKILL:
         assert demo.returncode == 130, errors[-3000:]
         assert "Traceback" not in errors

@@ -15,8 +15,9 @@ def test_a_commit_on_another_thread_wakes_it() -> None:
     progress.follow(0, 5, 0)
 
     async def main() -> None:
-        with Changes(progress) as changes:
+        with Changes(progress, 0) as changes:
             changes.clear()
+            progress.follow(1, 5, 0)
             thread = threading.Thread(target=lambda: progress.advance(0, 5))
             waiting = asyncio.ensure_future(changes.wait(60))
             await asyncio.sleep(0)
@@ -32,7 +33,7 @@ def test_a_commit_between_the_question_and_the_wait_is_not_missed() -> None:
     progress.follow(0, 5, 0)
 
     async def main() -> None:
-        with Changes(progress) as changes:
+        with Changes(progress, None) as changes:
             changes.clear()
             progress.advance(0, 5)
             await asyncio.wait_for(changes.wait(60), 0.9)
@@ -43,17 +44,36 @@ def test_a_commit_between_the_question_and_the_wait_is_not_missed() -> None:
 def test_nobody_listens_any_more_afterwards() -> None:
     progress = Progress(SystemClock())
     calls: list[int] = []
-    stop = progress.listen(lambda: calls.append(progress.version))
+    stop = progress.listen(calls.append)
     progress.follow(0, 5, 0)
     stop()
     progress.advance(0, 1)
-    assert calls == [1]
+    assert calls == [0], "the partition's number"
 
     async def main() -> Changes:
-        with Changes(progress) as changes:
+        with Changes(progress, None) as changes:
             await changes.wait(0.0)
         return changes
 
     asyncio.run(main())
     progress.advance(0, 2)  # the loop is gone: nothing to call
     assert progress.version == 3
+
+
+def test_other_partitions_wake_nobody() -> None:
+    progress = Progress(SystemClock())
+    progress.follow(0, 5, 0)
+    progress.follow(1, 5, 0)
+
+    async def main() -> None:
+        with Changes(progress, 0) as changes:
+            changes.clear()
+            progress.advance(1, 5)
+            waiting = asyncio.ensure_future(changes.wait(60))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            progress.advance(0, 5)
+            await asyncio.wait_for(waiting, 0.9)
+
+    asyncio.run(main())
