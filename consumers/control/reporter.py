@@ -64,6 +64,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._beat: Receipt | None = None
         self._ops: list[DoneOperation] = []
+        self._said = ""
 
     def view(self) -> WorkerState:
         """The state as answers show it; `shown` overrides the lifecycle while something goes on."""
@@ -105,9 +106,11 @@ class Reporter:
         try:
             found = self.spec.engine.inspect()
         except Exception as error:
-            _log.warning("control.inspect_failed", str(error), worker_id=self.spec.worker_id)
+            if str(error) != self._said:
+                _log.warning("control.inspect_failed", str(error), worker_id=self.spec.worker_id)
+            self._said = str(error)
             return
-        self.found = found
+        self.found, self._said = found, ""
         if found.weights_digest is not None and found.version == self.state.version:
             self.digest, self.digest_of = found.weights_digest, found.version
 

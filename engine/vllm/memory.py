@@ -57,8 +57,10 @@ class VllmMemory:
         try:
             resolved(lambda: self._api.sleep(level, deadline), self._slept, self._state.identity, now.life)
         except MoebusError:
-            if level == "discard" and now.found.weights_valid and self._still_awake():
-                self._weights.unmark(now, deadline)
+            if self._still_awake():
+                self._state.change(now.life, lambda old: replace(old, unsure=frozenset()))
+                if level == "discard" and now.found.weights_valid:
+                    self._weights.unmark(now, deadline)
             raise
         self._state.change(now.life, lambda old: old.slept(level))
 

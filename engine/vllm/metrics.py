@@ -35,7 +35,7 @@ def read_gauges(text: str) -> Gauges:
         if line.startswith("#") or not line.startswith(("process_", "vllm:")):
             continue
         name, labels, value = _split(line)
-        if name == _START:
+        if name == _START and value is not None:
             started = line.split()[-1]
         elif name == _SLEEP and value is not None:
             state = _label(labels, "sleep_state")

@@ -40,6 +40,8 @@ class VllmTransfer:
         self._api = api
         self._state = state
         self._weights = weights
+        self._left_open = False
+        """An update broke: the server may still hold it open, and would refuse the next one."""
 
     def step(self, now: Now, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
         """Raises EngineRefused: out of order, or by the server before any effect.  EngineTainted: cut in the middle."""
@@ -50,7 +52,7 @@ class VllmTransfer:
         if not self._state.known.resident[Tag.WEIGHT]:
             raise EngineFailed("transfer: the weights are asleep; wake them first")
         if step == "start":
-            self._start(now.life, deadline)
+            self._start(now, deadline)
         elif step == "update":
             self._cut_taints(step, now.life, {"update_info": dict(info)}, deadline)
         else:
@@ -61,20 +63,34 @@ class VllmTransfer:
             raise EngineRefused(f"step: {step!r} is none of {', '.join(_PATHS)}")
         if version in (EMPTY, MIXED):
             raise EngineRefused(f"version: {version!r} is what moebus calls weights that are no version")
-        if step == "start" and now.belief.open_update:
-            raise EngineRefused("transfer: an update of the weights is open already; finish it first")
         if step != "init":
             now.need_pause("transfer")
 
-    def _start(self, life: str, deadline: Deadline) -> None:
-        """The server refuses a second update of its own accord; nothing is written before the first tensor comes."""
+    def _start(self, now: Now, deadline: Deadline) -> None:
+        """One of this worker's that is open, or was left open, is closed first: a start begins anew. The server refuses
+        a second update of its own accord, which is then somebody else's; nothing is written before a tensor comes."""
+        life = now.life
         try:
+            if now.belief.open_update or now.found.tainted or self._left_open:
+                self._close(deadline)
             self._api.transfer(_PATHS["start"], None, deadline)
         except EngineUnknown as error:
+            self._broken(life)
             self._weights.mark(MIXED, life, deadline)
             raise EngineTainted(f"transfer start: {error}") from error
+        self._left_open = False
         self._state.change(life, lambda old: replace(old, open_update=True))
         self._weights.mark(MIXED, life, deadline)
+
+    def _close(self, deadline: Deadline) -> None:
+        try:
+            self._api.transfer(_PATHS["finish"], {"weight_version": None}, deadline)
+        except (EngineFailed, EngineRefused):  # nothing was open
+            return
+
+    def _broken(self, life: str) -> None:
+        self._left_open = True
+        self._state.change(life, lambda old: replace(old, open_update=False))
 
     def _finish(self, life: str, version: str | None, deadline: Deadline) -> None:
         try:
@@ -82,6 +98,7 @@ class VllmTransfer:
         except EngineTainted:
             if not self._finished(version):
                 raise
+        self._left_open = False
         self._state.change(life, lambda old: replace(old.loaded(version, None), open_update=False))
         if self._state.labelled and self._api.version() != version and version is not None:
             self._weights.mark(version, life, deadline)
@@ -99,5 +116,5 @@ class VllmTransfer:
         except _WHOLE:
             raise
         except (EngineFailed, EngineUnknown) as error:
-            self._state.change(life, lambda old: replace(old, open_update=False))
+            self._broken(life)
             raise EngineTainted(f"transfer {step}: {error}; the weights may be mixed") from error

@@ -317,6 +317,9 @@ def test_a_crash_at_any_point_of_an_operation(lab: Lab, rig: Rig, method: str, p
         assert found.version == {"update_weights": "v2", "finish": "v7"}.get(method, "default")
     if running:
         assert rig.ask()["weights"] == "w0"
+    if tainted:
+        transfer(lab, "v8")
+        assert lab.ask("resume").code is Code.OK
 
 
 def _sent(lab: Lab, method: str, request: str) -> str:

@@ -173,21 +173,27 @@ def test_an_update_blocks_until_the_trainer_has_sent(new: New, tmp_path: Path) -
     transfer(rig, steps=("finish",))
 
 
-def test_a_second_start_is_refused(new: New) -> None:
-    """SkyRL#1605: two drivers of one engine. Here by this worker, and by someone else behind its back."""
+def test_a_second_start_begins_anew(new: New) -> None:
     rig = new()
     rig.engine.pause("abort", Left())
-    transfer(rig, steps=("start",))
-    with pytest.raises(EngineRefused, match="open already"):
-        transfer(rig, steps=("start",))
+    transfer(rig, steps=("start", "update", "start"))
+    found = rig.engine.inspect()
+    assert (found.version, found.weights_valid, found.tainted) == (None, False, False)
     transfer(rig, steps=("update", "finish"))
     assert rig.engine.inspect().version == "v7"
+
+
+def test_somebody_elses_update_is_left_alone(new: New) -> None:
+    """SkyRL#1605: two drivers of one engine."""
+    rig = new()
+    rig.engine.pause("abort", Left())
     core = rig.server.core
     core.call(core.start_update).result(30.0)
     with pytest.raises(EngineFailed, match="Internal Server Error"):
         transfer(rig, steps=("start",))
-    assert rig.engine.inspect().version == "v7"
-    assert not rig.engine.inspect().tainted
+    assert core.updating
+    found = rig.engine.inspect()
+    assert (found.version, found.tainted) == ("default", False)
 
 
 def test_what_the_server_refuses_before_any_effect(new: New) -> None:
@@ -224,6 +230,11 @@ def test_a_transfer_that_breaks_taints(new: New, step: str, how: str) -> None:
     found = rig.engine.inspect()
     assert found.tainted == (expected is EngineTainted)
     assert (found.version == "default") == (expected is EngineFailed)
+    rig.server.faults.clear()
+    if how == "cut":
+        rig.restarted(notes=False)
+    transfer(rig, "v8")
+    assert rig.engine.inspect().version == "v8", "what the broken one left open does not stand in the way"
 
 
 @pytest.mark.parametrize("how", ["cut", "late"])
