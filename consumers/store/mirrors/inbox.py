@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from itertools import islice
 
 _OVERHEAD = 200
 
@@ -51,6 +52,18 @@ class Inbox:
             del self._ids[one]
             self._bytes -= len(one) + _OVERHEAD
             return one
+
+    def peek(self, limit: int) -> list[str]:
+        """The first ones; they go on waiting."""
+        with self._changed:
+            return list(islice(self._ids, limit))
+
+    def defer(self, one: str) -> None:
+        """Others come first."""
+        with self._changed:
+            if one in self._ids:
+                del self._ids[one]
+                self._ids[one] = None
 
     def take_again(self) -> bool:
         """Whether everything is to be looked at; asks only once."""

@@ -14,6 +14,7 @@ from moebus.consumers.store.mirrors.inbox import Inbox
 from moebus.consumers.store.mirrors.ledger import Held, Ledger
 from moebus.consumers.store.mirrors.port import MirrorDown, Occupied, Shelf, Target
 from moebus.consumers.store.mirrors.source import Wanted
+from moebus.consumers.store.mirrors.strikes import Strikes
 from moebus.consumers.store.state import AttemptState
 from moebus.observability.clock import Clock, SystemClock
 from moebus.observability.log import get_logger
@@ -27,6 +28,7 @@ _WAIT = 0.2
 _LONGEST = 30.0
 _DELETES = 256
 _LIFE_EVERY = 1.0
+_PEEK = 1000
 
 
 class Mirror:
@@ -58,6 +60,7 @@ class Mirror:
         self._at_once = _DELETES
         self._full = False
         self._refused = False
+        self._strikes = Strikes()
         self._patience = _WAIT
 
     def run(self) -> None:
@@ -81,6 +84,8 @@ class Mirror:
         one: str | None = None
         try:
             self._check_life()
+            if self.down is not None:
+                self._make_room()
             one = self.inbox.take(0) or next(self._scan, None)
             if one is None:
                 self._flush()
@@ -92,7 +97,8 @@ class Mirror:
             self._missed(one)
             self._stopping.wait(_WAIT)
         except MirrorDown as error:
-            self._missed(one)
+            if one is None or not (self._strikes.is_aside(one) or self._strike(one, error)):
+                self._missed(one)
             self._fail(error)
         self._metrics.set("moebus_mirror_waiting", len(self.inbox), mirror=self._target.kind)
         self._metrics.set("moebus_mirror_held", self._ledger.count, mirror=self._target.kind)
@@ -117,10 +123,23 @@ class Mirror:
             return
         life = self._target.life()
         self._asked = self._clock.monotonic()
+        self.changed(self._strikes.due(self._asked))
         if self._life not in (None, life):
             _log.warning("mirror.new_life", f"{self._target.where} was started again: what it holds is looked at")
             self.inbox.look_again()
         self._life = life
+
+    def _make_room(self) -> None:
+        """What has to go does not queue behind puts that fail: the target may be full."""
+        for rollout_id in self.inbox.peek(_PEEK):
+            held = self._ledger.get(rollout_id)
+            if held is None or self._wanted.find(rollout_id) is not None:
+                continue
+            try:
+                self._delete(held)
+            except MirrorDown:
+                self.inbox.defer(rollout_id)
+                return
 
     def _settle(self, rollout_id: str) -> None:
         held = self._ledger.get(rollout_id)
@@ -172,6 +191,7 @@ class Mirror:
             return
         self._ledger.put(Held(shelf, state.header.attempt, size))
         self._count("put", "ok")
+        self._strikes.well(shelf.rollout_id)
         self._well()
         self._metrics.inc("moebus_mirror_bytes_total", size, mirror=self._target.kind)
 
@@ -186,13 +206,15 @@ class Mirror:
             return
         try:
             self._target.delete([held.shelf for held in doomed.values()])
-        except MirrorDown:
-            self.changed(list(doomed))
+        except MirrorDown as error:
+            if self._at_once > 1 or not self._strike(next(iter(doomed)), error):
+                self.changed(list(doomed))
             self._at_once = 1  # one of them may be the trouble
             raise
         self._at_once = min(self._at_once * 2, _DELETES)
         for rollout_id in doomed:
             self._ledger.drop(rollout_id)
+            self._strikes.well(rollout_id)
         self._count("delete", "ok", len(doomed))
         self._well()
         if self._full:
@@ -223,6 +245,13 @@ class Mirror:
             self.changed([one])
         else:
             self.inbox.look_again()
+
+    def _strike(self, one: str, error: MirrorDown) -> bool:
+        """Whether it is put aside, since it fails where others do not."""
+        aside = self._strikes.failed(one, self._clock.monotonic())
+        if aside:
+            _log.warning("mirror.aside", f"{one!r} failed again and again, it is tried again later: {error}")
+        return aside
 
     def _well(self) -> None:
         self._patience = _WAIT

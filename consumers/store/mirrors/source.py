@@ -57,7 +57,10 @@ class Wanted:
         """All rows of an attempt, [rows, layers, top_k]. Raises RouteError."""
         assert state.end is not None
         view = View(self._partitions[number])
-        pieces = list(rows_of(view, view.plan(state, 0, state.end.rows)))
+        try:
+            pieces = list(rows_of(view, view.plan(state, 0, state.end.rows)))
+        except EnvClosed:
+            raise StoreCatchingUp("the store is being rebuilt or stopped") from None
         return np.concatenate(pieces) if pieces else np.empty((0, 0, 0), np.uint8)
 
     def fused(self, number: int, state: AttemptState, max_model_len: int, shared_experts: int) -> RouteArray:

@@ -20,6 +20,7 @@ from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import SettingsError
 from moebus.schemas.model_card import ModelCard
 from moebus.schemas.record import Base, Clear, Delete, Outcome
+from tests.integration.store.test_full import disk
 from tests.support.routes import CARD, Attempt, attempt_id, make_attempt
 from tests.support.store import SMALL, Rig, error_of
 from tests.support.wait import wait_until
@@ -159,6 +160,25 @@ def test_a_target_that_is_away(rig: Rig, tmp_path: Path) -> None:
         away.rename(folder)
         mirrored(folder, "r2", "r3", "r4", "r5")
         assert up("moebus_mirror_operations_total", mirror="folder", operation="put", outcome="failed") > 0
+
+
+def test_a_full_disk_under_a_mirror(rig: Rig, tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", "1m") as small:
+        wide = SETTINGS.model_copy(update={"max_model_len": 20_000})  # 240 KB each, in both layouts
+        with rig.running(options=folder_options(small / "mirror", wide)) as store:
+            rig.put(*(make_attempt(f"r{number}", number=number) for number in range(1, 9)))
+            rig.caught_up(store)
+            value = rig.metrics.value
+            wait_until(lambda: value("moebus_mirror_up", mirror="folder") == 0, 30, "a full mirror")
+            held = set(seen(small / "mirror"))
+            assert 1 <= len(held) < 8
+            for name in held:
+                rig.fence(Delete("run", name, attempt_id(50)))
+            wait_until(lambda: held.isdisjoint(seen(small / "mirror")), 30, "what was deleted to be gone")
+            wait_until(lambda: len(seen(small / "mirror")) >= 1, 30, "others in their place")
+            assert store.waiting() is None
+        whole = {path.name for path in (small / "mirror").glob("*/*.pdtensor")}
+        assert all(len(list(path.iterdir())) == 4 for path in (small / "mirror").iterdir() if path.is_dir()), whole
 
 
 HOSTILE = [

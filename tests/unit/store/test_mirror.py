@@ -16,6 +16,7 @@ from moebus.consumers.store.mirrors.mirror import Mirror
 from moebus.consumers.store.mirrors.pdtensor import pdtensor
 from moebus.consumers.store.mirrors.port import Layout, MirrorDown, MirrorKind, Occupied, Shelf
 from moebus.consumers.store.mirrors.source import Wanted
+from moebus.consumers.store.mirrors.strikes import Strikes
 from moebus.consumers.store.partition import Guard, Partition
 from moebus.consumers.store.progress import Progress
 from moebus.observability.clock import ManualClock
@@ -322,3 +323,45 @@ def test_age_reaches_the_mirror(bench: Bench) -> None:
     assert [key.rollout_id for key in changes.keys] == ["a"]
     bench.mirror.changed([key.rollout_id for key in changes.keys])
     assert bench.settle() == []
+
+
+def test_deletes_do_not_queue_behind_puts_that_fail(bench: Bench) -> None:
+    bench.put(make_attempt("old"))
+    assert bench.settle() == ["old"]
+    names = [f"r{number}" for number in range(5)]
+    bench.target.poison = set(names)  # as a full disk
+    bench.put(*(make_attempt(name, number=number) for number, name in enumerate(names, 2)))
+    bench.mirror.step()
+    bench.drop("old")
+    bench.mirror.step()
+    assert bench.target.held == {}
+
+
+def test_one_that_fails_for_ever_is_put_aside_and_tried_again_later(bench: Bench) -> None:
+    bench.settle(3)
+    bench.target.poison = {"x"}
+    for number in range(1, 12):
+        bench.put(make_attempt("x", number=100 + number) if number == 1 else make_attempt(f"r{number}", number=number))
+        bench.settle(3)
+    assert len(bench.mirror.inbox) == 0
+    failed = bench.count("put", "failed")
+    assert bench.settle(20) == sorted(f"r{number}" for number in range(2, 12))
+    assert bench.count("put", "failed") == failed
+    bench.clock.advance(601)
+    bench.progress.heard({})
+    bench.target.poison = set()
+    assert "x" in bench.settle(5)
+
+
+def test_an_outage_is_nobodys_fault() -> None:
+    strikes = Strikes()
+    assert not any(strikes.failed("a", 0.0) for _ in range(50))
+    for number in range(3):
+        strikes.well("b")
+        assert not strikes.failed("a", 0.0), number
+    strikes.well("b")
+    assert strikes.failed("a", 7.0)
+    assert strikes.is_aside("a")
+    assert strikes.due(606.0) == []
+    assert strikes.due(607.0) == ["a"]
+    assert not strikes.is_aside("a")
