@@ -232,10 +232,8 @@ def _cannot_sleep(state: State, args: SleepArgs, todo: tuple[Tag, ...], can: Cap
             return Refuse(Code.UNSUPPORTED, f"this engine cannot put {tag} to sleep")
         if args.level not in can.levels.get(tag, frozenset()):
             return Refuse(Code.UNSUPPORTED, f"this engine cannot {args.level} {tag}")
-    awake = [tag for tag in can.tags if tag not in todo and state.tag(tag) is RESIDENT]
-    if can.sleeps_whole and awake:
-        names = " and ".join(map(str, todo))
-        return Refuse(Code.UNSUPPORTED, f"this engine cannot put {names} to sleep alone; name {awake[0]} too")
+    if can.sleeps_whole and (left := [tag for tag in can.tags if tag not in todo and state.tag(tag) is RESIDENT]):
+        return Refuse(Code.UNSUPPORTED, f"this engine cannot put {todo[0]} to sleep alone; name {left[0]} too")
     if state.running and args.mode not in can.pause_modes:
         return Refuse(Code.UNSUPPORTED, f"this engine cannot pause with mode {args.mode}")
     if Tag.KV_CACHE in todo and (state.frozen or (state.running and args.mode == "keep")):
@@ -254,10 +252,8 @@ def _wakeup(state: State, command: Command, can: Capabilities) -> Decision:
         return Refuse(_fault_code(state), f"the worker is {state.lifecycle}: {state.reason or 'update it first'}")
     if Tag.WEIGHT in todo and state.transferring:
         return Refuse(Code.ILLEGAL_STATE, "weight cannot wake: a weight transfer is open")
-    asleep = [tag for tag in can.tags if tag not in todo and state.tag(tag) is ASLEEP]
-    if can.wakes_whole and todo and asleep:
-        names = " and ".join(map(str, todo))
-        return Refuse(Code.UNSUPPORTED, f"this engine cannot wake {names} alone; name {asleep[0]} too")
+    if todo and can.wakes_whole and (left := [tag for tag in set(can.tags) - {*todo} if state.tag(tag) is ASLEEP]):
+        return Refuse(Code.UNSUPPORTED, f"this engine cannot wake {todo[0]} alone; name {left[0]} too")
     steps: tuple[Step, ...] = tuple(Wake(tag, args.weights) for tag in todo)
     short = ""
     if args.resume and not state.running:
