@@ -206,6 +206,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where the store lies (default: a temporary folder)")
     args = parser.parse_args()
     logging.disable(logging.ERROR)
+    sys.setswitchinterval(0.001)  # as `moebus store` does
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         measure(Path(name), args.rollouts, args.large)
 

@@ -75,6 +75,7 @@ class Follower:
         self._dirty_since: float | None = None
         self._rested_at = float("-inf")
         self._tended = clock.monotonic()
+        self._tending = 0.0
 
     def run(self) -> None:
         """Until told to stop. What is not committed then is read again by the next start."""
@@ -198,8 +199,8 @@ class Follower:
     def _patience(self) -> float:
         """Seconds that the open batch may still wait."""
         if self._dirty_since is None:
-            if not self._tended:  # something is being taken away: what comes in goes first, but is not waited for
-                return _LINGER
+            if not self._tended:  # something is being taken away: half of the time is left to those who read
+                return max(_LINGER, min(_POLL, self._tending))
             return 0.02 if self._stops.standing else _POLL
         return max(0.0, self._dirty_since + self._options.commit_interval - self._clock.monotonic())
 
@@ -208,13 +209,14 @@ class Follower:
         return any(p.batch_bytes >= min(most, p.batch_limit) for p in self.partitions.values())
 
     def _tend(self) -> None:
-        self._tended = self._clock.monotonic()
+        began = self._tended = self._clock.monotonic()
         for number, partition in self.partitions.items():
             if self._tidy(number, partition):
                 self._tended = 0.0  # there is more: the next turn goes on
             position = self._reader.position(self._tp(number))
             if not partition.dirty and position > (partition.next_offset or 0):
                 self._progress.advance(number, position)  # the end of the log is a gap
+        self._tending = self._clock.monotonic() - began
 
     def _tidy(self, number: int, partition: Partition) -> bool:
         # The log tells the time. Past its last record the broker does, as of before that end was asked for: no record
