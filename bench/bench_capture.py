@@ -5,9 +5,10 @@ Steps of one run alternate: on off off on, ..., so that whatever changes on the 
 all that the engine does for one token of each request (scheduling, forward, sampling). Two figures of the same run:
 
 - share: CPU time inside capture (generations, hook, hand-over, writing) over the CPU time of the very steps it was
-  spent in, on the engine's thread. The steps without capture have a hook that takes the ids and lets them go at the
-  end of the step, under the same meter: what that shows is the meter's own cost, and that of freeing tensors which
-  every step has to free; it is subtracted. Steady also on a busy machine.
+  spent in, on the engine's thread. The steps without capture call functions in the same places that only take the ids
+  and let them go at the end of the step, under the same meter: what that shows is the meter's own cost, that of coming
+  back to Python behind a kernel, and that of freeing tensors which every step has to free; it is subtracted. Steady
+  also on a busy machine, where OMP_NUM_THREADS=1 keeps threads from spinning for each other.
 - paired: median over blocks of (with - without) / without by the wall clock, with the interval that holds the median
   of the blocks in 95 of 100 repetitions. It needs a quiet machine.
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from moebus.engine.paddle import TINY, ModelConfig, PaddleEngine, load_paddle
 from moebus.engine.paddle.capture import FLUSH_STEPS, RouteMissing
+from moebus.engine.paddle.routing import OwnRouting
 from moebus.engine.port import Prompt
 
 SMALL_MOE = ModelConfig(
@@ -52,12 +54,6 @@ class Meter:
         return result
 
 
-def without(*_: Any) -> Any:
-    """The hook, and the hand-over, of a step without capture."""
-    ids: dict[int, Any] = {}
-    return ids.__setitem__, ids.clear
-
-
 @dataclass
 class Found:
     """Of one round. `paired`: one entry per block. `step`: median seconds of a step without capture."""
@@ -73,9 +69,15 @@ class Alternating:
 
     def __init__(self, engine: PaddleEngine, batch: int) -> None:
         scheduler, runner = engine._scheduler, engine._scheduler._runner
-        self._step, self._hook, self._lineup = scheduler._step, runner._hook, scheduler.lineup
+        self._step, self._lineup = scheduler._step, scheduler.lineup
+        self._hidden, self._capture, self._found = runner._decoder.hidden, runner._capture, runner._generations
+        self._without = OwnRouting(engine.config, self._take)
+        self._ids: dict[int, Any] = {}
         scheduler._step = self  # type: ignore[method-assign]
-        runner._hook = self._chosen  # type: ignore[method-assign, assignment]
+        runner._decoder.hidden = self._forward  # type: ignore[method-assign]
+        runner._capture = self  # type: ignore[assignment]
+        runner._generations = self._generations  # type: ignore[method-assign]
+        self.takes_whole = self._capture.takes_whole
         self._batch = batch
         self._steps = 0
         self._on = True
@@ -98,10 +100,33 @@ class Alternating:
         self.cpu.append(time.thread_time() - cpu)
         self._on = True
 
-    def _chosen(self, *where: Any) -> Any:
-        meter = self.meter if self._on else self.empty
-        hook, captured = meter.run(self._hook if self._on else without, *where)
-        return lambda layer, ids: meter.run(hook, layer, ids), lambda: meter.run(captured)
+    # -- in the place of the runner's parts
+
+    def _forward(self, tokens: Any, positions: Any, attend: Any, route: Any) -> Any:
+        if self._on:
+            hook = route._hook
+            route._hook = lambda layer, ids: self.meter.run(hook, layer, ids)
+        return self._hidden(tokens, positions, attend, route if self._on else self._without)
+
+    def _take(self, layer: int, ids: Any) -> None:
+        self.empty.run(self._ids.__setitem__, layer, ids)
+
+    def _generations(self, sequences: Any, history: Any, blocks: Any) -> Any:
+        if self._on:
+            return self.meter.run(self._found, sequences, history, blocks)
+        return self.empty.run(self._nothing, blocks)
+
+    def add(self, *what: Any, whole: bool) -> None:
+        if self._on:
+            self.meter.run(lambda: self._capture.add(*what, whole=whole))
+        else:
+            self.empty.run(self._let_go)
+
+    def _nothing(self, *_: Any) -> None:
+        """What comes first behind a kernel finds nothing of Python in the processor's caches, whatever it does."""
+
+    def _let_go(self) -> None:
+        self._ids.clear()
 
     def found(self, blocks: int) -> Found:
         on = np.isin(np.arange(BLOCK) % 4, (0, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,18 @@ class CapturedRows:
     version: npt.NDArray[np.int32]
 
 
-_Step = tuple[Ints, Ints, str, "dict[int, Tensor] | HostCopy | None"]
-"""What one step captured: slots and generations [T], weight version; ids by layer (or on their way to the host; None
-while capture is suspended)."""
+_Ids = dict[int, Tensor]
+
+
+class _Step(NamedTuple):
+    """What one step captured: `slots` and `generations` [T]; `ids` by layer, or on their way to the host, or None while
+    capture is suspended. `whole`: all experts in order, of which the first `top_k` are the ids."""
+
+    slots: Ints
+    generations: Sequence[int] | Ints
+    version: str
+    ids: _Ids | HostCopy | None
+    whole: bool
 
 
 class RouteCapture:
@@ -65,7 +74,7 @@ class RouteCapture:
         self._version = np.zeros(num_slots, dtype=np.int32)
         self._versions: list[str] = []
         self._version_index: dict[str, int] = {}
-        self._pending: list[_Step] = []
+        self._pending: list[tuple[Ints, Sequence[int] | Ints, str, _Ids | HostCopy | None, bool]] = []  # of _Step
         self._waiting_rows = 0
         self._on_cpu = self.device.kind == "cpu"
 
@@ -73,17 +82,24 @@ class RouteCapture:
         """What the router hook of one forward writes to. `slots` [T], `generations` [T] of their blocks."""
         return StepCapture(self, slots, generations, version)
 
-    def add(self, slots: Ints, generations: Ints, version: str, seen: dict[int, Tensor]) -> None:
-        """What one step captured: `seen` has the ids [T, top_k] of each MoE layer by its global number, which nobody
-        changes any more. Written sooner or later. Lean, as it runs between kernels in every step."""
-        if self.suspended:
-            self._pending.append((slots, generations, version, None))
-        elif self._on_cpu:
-            self._pending.append((slots, generations, version, seen))
+    @property
+    def takes_whole(self) -> bool:
+        """Whether `add` with `whole` is the quicker way: where tensors are read in place."""
+        return self._on_cpu
+
+    def add(
+        self, slots: Ints, generations: Sequence[int] | Ints, version: str, ids: _Ids, *, whole: bool = False
+    ) -> None:
+        """What one step captured: the ids [T, top_k] of each MoE layer by its global number, which nobody changes any
+        more; with `whole` [T, experts] in order of preference. Written sooner or later. Lean, as it runs between
+        kernels in every step; `step` is the way with checks."""
+        if self._on_cpu and not self.suspended:
+            self._pending.append((slots, generations, version, ids, whole))
+        elif self.suspended:
+            self._pending.append((slots, generations, version, None, False))
         else:
-            seen = self.in_order(seen)
-            copy = self.device.begin_copy(list(seen.values()), "int32")  # wide enough to show an id out of range
-            self._pending.append((slots, generations, version, copy))
+            copy = self.device.begin_copy(list(self.in_order(ids).values()), "int32")  # shows an id out of range
+            self._pending.append((slots, generations, version, copy, False))
         self._waiting_rows += len(slots)
         if len(self._pending) >= FLUSH_STEPS or self._waiting_rows >= FLUSH_ROWS:
             self.flush()
@@ -94,57 +110,68 @@ class RouteCapture:
         Raises:
             RouteMissing: a layer is missing or gave something else than ids; the rows of these steps count as missing.
         """
-        pending, self._pending, self._waiting_rows = self._pending, [], 0
+        pending = [_Step(*one) for one in self._pending]
+        self._pending, self._waiting_rows = [], 0
         if not pending:
             return
-        slots = np.concatenate([one[0] for one in pending])
+        slots = np.concatenate([one.slots for one in pending])
         ids = self._on_host(pending, len(slots))
         # of a slot that occurs twice the last row stays
         self._buffer[slots] = ids
-        self._generation[slots] = np.concatenate([one[1] for one in pending])
-        self._recorded[slots] = self._each(pending, [one[3] is not None for one in pending])
-        self._version[slots] = self._each(pending, [self.version_index(one[2]) for one in pending])
+        self._generation[slots] = np.concatenate([one.generations for one in pending])
+        self._recorded[slots] = self._each(pending, [one.ids is not None for one in pending])
+        self._version[slots] = self._each(pending, [self.version_index(one.version) for one in pending])
 
     @staticmethod
     def _each(pending: Sequence[_Step], values: list[Any]) -> Any:
         """One value per step as one per row, or as a single one where all are the same."""
         if values.count(values[0]) == len(values):
             return values[0]
-        return np.repeat(values, [len(one[0]) for one in pending])
+        return np.repeat(values, [len(one.slots) for one in pending])
 
     def _on_host(self, pending: Sequence[_Step], rows: int) -> RouteArray:
         """[rows, moe_layers, top_k] of all steps; zeros for those that were suspended."""
         card = self.card
-        steps = [self._read(one) for one in pending]
-        if any(len(ids) != len(one[0]) for one, step in zip(pending, steps, strict=True) for ids in step):
-            raise RouteMissing(_misshapen(card, pending, steps))
+        flat = self._in_one(pending) if all(one.whole for one in pending) else self._one_by_one(pending)
         try:
-            # in the model's own type: a narrow one would hide an id that is out of range
-            flat = np.concatenate([step[layer] for layer in range(len(card.moe_layers)) for step in steps])
             whole = flat.reshape(len(card.moe_layers), rows, card.top_k)
         except ValueError:
-            raise RouteMissing(_misshapen(card, pending, steps)) from None
-        if whole.size and whole.view(f"u{whole.itemsize}").max() >= card.num_experts:  # below 0 is far above
+            raise RouteMissing(f"routes: {flat.shape[0]} rows of ids for {rows} tokens") from None
+        # in the model's own type: a narrow one would hide an id that is out of range; below 0 is far above
+        if whole.size and whole.view(f"u{whole.itemsize}").max() >= card.num_experts:
             raise RouteMissing(f"routes: an id outside 0..{card.num_experts - 1} was captured")
         return whole.transpose(1, 0, 2).astype(card.dtype)
 
+    def _in_one(self, pending: Sequence[_Step]) -> npt.NDArray[Any]:
+        """[moe_layers * rows, top_k] of steps that are whole: to join small tensors costs less than to read each."""
+        steps = [self.in_order(one.ids) for one in pending if isinstance(one.ids, dict)]
+        every = [step[layer] for layer in self.card.moe_layers for step in steps]
+        with load_paddle().no_grad():
+            joined = load_paddle().concat(every, axis=0)
+        return np.ascontiguousarray(joined.numpy()[:, : self.card.top_k])
+
+    def _one_by_one(self, pending: Sequence[_Step]) -> npt.NDArray[Any]:
+        """The same of any steps."""
+        steps = [self._read(one) for one in pending]
+        return np.concatenate([step[layer] for layer in range(len(self.card.moe_layers)) for step in steps])
+
     def _read(self, step: _Step) -> Sequence[npt.NDArray[Any]]:
         """The ids of each MoE layer, [T, top_k]."""
-        slots, _, _, seen = step
-        if isinstance(seen, dict):
-            return [ids.numpy() for ids in self.in_order(seen).values()]
-        if seen is not None:
-            return seen.result()
-        return [np.zeros((len(slots), self.card.top_k), np.int64)] * len(self.card.moe_layers)
+        ids, top_k = step.ids, self.card.top_k
+        if isinstance(ids, dict):
+            return [one.numpy()[:, :top_k] for one in self.in_order(ids).values()]
+        if ids is not None:
+            return ids.result()
+        return [np.zeros((len(step.slots), top_k), np.int64)] * len(self.card.moe_layers)
 
-    def in_order(self, seen: dict[int, Tensor]) -> dict[int, Tensor]:
+    def in_order(self, ids: _Ids) -> _Ids:
         """By layer of the card. Raises RouteMissing unless these are its layers."""
         layers = self.card.moe_layers
-        if tuple(seen) == layers:  # as a rule
-            return seen
-        if tuple(sorted(seen)) != layers:
-            raise RouteMissing(f"routes: layers {sorted(seen)} were seen, the model card has {list(layers)}")
-        return {layer: seen[layer] for layer in layers}
+        if tuple(ids) == layers:  # as a rule
+            return ids
+        if tuple(sorted(ids)) != layers:
+            raise RouteMissing(f"routes: layers {sorted(ids)} were seen, the model card has {list(layers)}")
+        return {layer: ids[layer] for layer in layers}
 
     def version_index(self, version: str) -> int:
         """The number that stands for `version` in this buffer."""
@@ -224,15 +251,6 @@ class RouteCapture:
         return (self._buffer[slots] if self._recorded[slots].all() else None), spans
 
 
-def _misshapen(card: ModelCard, pending: Sequence[_Step], steps: Sequence[Sequence[npt.NDArray[Any]]]) -> str:
-    for one, step in zip(pending, steps, strict=True):
-        wanted = (len(one[0]), card.top_k)
-        for layer, ids in zip(card.moe_layers, step, strict=True):
-            if ids.shape != wanted:
-                return f"routes: layer {layer} gave ids {list(ids.shape)}, {list(wanted)} is needed"
-    return "routes: the layers gave ids of different shapes"
-
-
 class StepCapture:
     """The router hook of one forward: collects on the device."""
 
@@ -248,9 +266,14 @@ class StepCapture:
         """Hands the rows over.
 
         Raises:
-            RouteMissing: a MoE layer of the model card was not seen, or one outside it was.
+            RouteMissing: a MoE layer of the model card was not seen, or one outside it was, or one gave something else
+            than ids [T, top_k].
         """
-        self._capture.add(*self._where, self._capture.in_order(self._seen))
+        ids, wanted = self._capture.in_order(self._seen), [len(self._where[0]), self._capture.card.top_k]
+        for layer, one in ids.items():
+            if list(one.shape) != wanted:
+                raise RouteMissing(f"routes: layer {layer} gave ids {list(one.shape)}, {wanted} is needed")
+        self._capture.add(*self._where, ids)
 
 
 class PositionCapture(StepCapture):

@@ -12,10 +12,17 @@ RouterHook = Callable[[int, Tensor], None]
 """Called in every MoE layer with its global number and the ids, int64 [T, top_k]; must not change them."""
 
 
+MAX_WHOLE = 64
+
+
+def ordered_experts(logits: Tensor) -> Tensor:
+    """Ids int64 [T, experts], the largest logit first; of equal ones the lower id (unlike topk)."""
+    return load_paddle().argsort(logits, axis=-1, descending=True, stable=True)
+
+
 def top_experts(logits: Tensor, top_k: int) -> Tensor:
-    """Ids int64 [T, top_k] of the largest logits, largest first; of equal ones the lower id (unlike topk)."""
-    order = load_paddle().argsort(logits, axis=-1, descending=True, stable=True)
-    return order[:, :top_k]
+    """Ids int64 [T, top_k] of the largest logits: the first of `ordered_experts`."""
+    return ordered_experts(logits)[:, :top_k]
 
 
 def gate_weights(logits: Tensor, ids: Tensor, *, norm_topk: bool = True) -> Tensor:
@@ -28,15 +35,18 @@ def gate_weights(logits: Tensor, ids: Tensor, *, norm_topk: bool = True) -> Tens
 
 
 class OwnRouting:
-    """The model's own top-k; `hook` sees the ids."""
+    """The model's own top-k; `hook` sees the ids. `whole`: where there are few experts it sees all of them in order, of
+    which the first `top_k` are the ids: unlike a part of it, that is one piece of memory, quicker to collect."""
 
-    def __init__(self, config: ModelConfig, hook: RouterHook | None = None) -> None:
+    def __init__(self, config: ModelConfig, hook: RouterHook | None = None, *, whole: bool = False) -> None:
         self._top_k = config.top_k
         self._norm_topk = config.norm_topk
         self._hook = hook
+        self.whole = whole and config.num_experts <= MAX_WHOLE
 
     def __call__(self, layer: int, logits: Tensor) -> tuple[Tensor, Tensor]:
-        ids = top_experts(logits, self._top_k)
+        order = ordered_experts(logits)
+        ids = order[:, : self._top_k]
         if self._hook is not None:
-            self._hook(layer, ids)
+            self._hook(layer, order if self.whole else ids)
         return ids, gate_weights(logits, ids, norm_topk=self._norm_topk)

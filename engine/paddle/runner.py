@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -14,7 +13,7 @@ from moebus.engine.paddle.config import ModelConfig
 from moebus.engine.paddle.kvcache import KVCache, PagedAttention
 from moebus.engine.paddle.model import Decoder, Tensor
 from moebus.engine.paddle.residency import WeightMemory
-from moebus.engine.paddle.routing import OwnRouting, RouterHook
+from moebus.engine.paddle.routing import OwnRouting
 from moebus.engine.paddle.runtime import load_paddle
 from moebus.engine.paddle.sequence import Sequence
 from moebus.engine.paddle.slots import Ints, blocks_of, sequence_slots, step_positions
@@ -56,16 +55,29 @@ class Runner:
             [np.asarray(s.tokens[start : start + count], np.int64) for s, start in zip(sequences, history, strict=True)]
         )
         attend = PagedAttention(self._cache, slots, self._seen_slots(tables, lengths), np.asarray(lengths, np.int64))
-        hook, captured = self._hook(slots, blocks, positions)
+        seen: dict[int, Tensor] = {}
+        step = self._position_capture(slots, blocks, positions) if self._self_check else None
+        route = OwnRouting(self._config, step or seen.__setitem__, whole=self._capture.takes_whole and step is None)
         with load_paddle().no_grad():  # thread-local
-            hidden = self._decoder.hidden(tokens, positions, attend, OwnRouting(self._config, hook))
+            hidden = self._decoder.hidden(tokens, positions, attend, route)
             last = load_paddle().to_tensor(np.arange(1, len(history) + 1, dtype=np.int64) * count - 1)
             logits: npt.NDArray[np.float32] = self._decoder.logits(load_paddle().gather(hidden, last)).numpy()
             self._draft(sequences, lengths, hidden, last, (tokens, positions, attend))
-        captured()
+        if step is not None:
+            step.finish()
+        else:  # steps run on valid weights only
+            version = self._weights.committed.version
+            self._capture.add(slots, self._generations(sequences, history, blocks), version, seen, whole=route.whole)
         for sequence, length in zip(sequences, lengths, strict=True):
             sequence.computed = length
         return logits
+
+    def _generations(self, sequences: Many[Sequence], history: Many[int], blocks: Ints) -> Many[int] | Ints:
+        """Of the block of each token."""
+        if len(blocks) > len(history):
+            return self._pool.generations(blocks)
+        size = self._config.block_size  # one each: a short list is made faster than numpy looks them up
+        return [one.generations[start // size] for one, start in zip(sequences, history, strict=True)]
 
     def _draft(
         self,
@@ -91,12 +103,6 @@ class Runner:
             seen[row, :length] = sequence_slots(table, length, self._config.block_size)
         return seen
 
-    def _hook(self, slots: Ints, blocks: Ints, positions: Ints) -> tuple[RouterHook, Callable[[], None]]:
-        """The router hook of a step, and what to call when the step has gone well."""
-        version = self._weights.committed.version  # steps run on valid weights only
-        if self._self_check:
-            step = PositionCapture(self._capture, slots, self._pool.generations(blocks), version, positions)
-            return step, step.finish
-        seen: dict[int, Tensor] = {}
-        add, generations = self._capture.add, self._pool.generations
-        return seen.__setitem__, lambda: add(slots, generations(blocks), version, seen)
+    def _position_capture(self, slots: Ints, blocks: Ints, positions: Ints) -> PositionCapture:
+        version = self._weights.committed.version
+        return PositionCapture(self._capture, slots, self._pool.generations(blocks), version, positions)

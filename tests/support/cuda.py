@@ -20,7 +20,7 @@ NAMES = {
     "device.Stream": ["wait_event", "record_event", "synchronize"],
     "device.Event": ["synchronize"],
     "device.cuda": ["memory_allocated", "memory_reserved", "max_memory_allocated", "empty_cache", "device_count"],
-    "Tensor": ["astype", "pin_memory", "cuda", "numpy"],
+    "Tensor": ["astype", "pin_memory", "cuda", "numpy", "shape"],
 }
 """Attributes by path below `paddle`."""
 
@@ -67,8 +67,9 @@ class Stream:
 class Tensor:
     """On the device unless `pinned`. Its values are there once the stream that makes it has run so far."""
 
-    def __init__(self, cuda: Cuda, make: Any, *, pinned: bool = False) -> None:
+    def __init__(self, cuda: Cuda, make: Any, *, pinned: bool = False, shape: tuple[int, ...] = ()) -> None:
         self._cuda = cuda
+        self.shape = list(shape)
         self.pinned = pinned
         self.values: npt.NDArray[Any] | None = None
 
@@ -127,7 +128,7 @@ class Cuda:
 
     def tensor(self, values: npt.NDArray[Any]) -> Tensor:
         """What a kernel on the compute stream makes."""
-        return Tensor(self, values.copy)
+        return Tensor(self, values.copy, shape=values.shape)
 
     def stack(self, tensors: list[Tensor]) -> Tensor:
         return Tensor(self, lambda: np.stack([one.there() for one in tensors]))

@@ -155,23 +155,30 @@ def test_position_coded_rows_read_as_a_range() -> None:
 
 @needs_paddle
 @pytest.mark.paddle
-@pytest.mark.parametrize(
-    ("ids", "text"),
-    [
-        (np.asarray([[1, 300]]), r"an id outside 0\.\.299"),
-        (np.asarray([[1, -1]]), r"an id outside 0\.\.299"),
-        (np.asarray([[1, 2, 3]]), r"layer 3 gave ids \[1, 3\], \[1, 2\] is needed"),
-        (np.asarray([[1, 2], [3, 4]]), r"layer 3 gave ids \[2, 2\], \[1, 2\] is needed"),
-    ],
-)
-def test_what_is_no_row_of_ids_is_reported_and_its_rows_are_missing(ids: Ints, text: str) -> None:
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2), (0, 2), (2,)])
+def test_what_is_no_row_of_ids_is_refused(shape: tuple[int, ...]) -> None:
     paddle = load_paddle()
     made = RouteCapture(CARD, 64, 8)
     step = made.step(ints(0), ints(1), "v1")
     for layer in CARD.moe_layers:
-        step(layer, paddle.to_tensor(ids if layer == 3 else np.asarray([[1, 2]])))
+        step(layer, paddle.zeros(shape if layer == 3 else [1, 2], dtype="int64"))
+    with pytest.raises(RouteMissing, match=r"layer 3 gave ids \[.*\], \[1, 2\] is needed"):
+        step.finish()
+    with pytest.raises(RouteMissing, match="not captured"):
+        made.gather([0], [1], 1)
+
+
+@needs_paddle
+@pytest.mark.paddle
+@pytest.mark.parametrize("bad", [300, -1])
+def test_an_id_out_of_range_is_reported_and_its_rows_are_missing(bad: int) -> None:
+    paddle = load_paddle()
+    made = RouteCapture(CARD, 64, 8)
+    step = made.step(ints(0), ints(1), "v1")
+    for layer in CARD.moe_layers:
+        step(layer, paddle.to_tensor(np.asarray([[1, bad if layer == 3 else 2]])))
     step.finish()
-    with pytest.raises(RouteMissing, match=text):
+    with pytest.raises(RouteMissing, match=r"an id outside 0\.\.299"):
         made.flush()
     with pytest.raises(RouteMissing, match="not captured"):
         made.gather([0], [1], 1)
@@ -179,16 +186,46 @@ def test_what_is_no_row_of_ids_is_reported_and_its_rows_are_missing(ids: Ints, t
 
 @needs_paddle
 @pytest.mark.paddle
-def test_a_row_too_many_in_one_layer_is_not_made_up_for_by_another() -> None:
-    paddle = load_paddle()
+@pytest.mark.parametrize("others", ["none", "narrow", "suspended"])
+def test_whole_orders_give_the_same_rows_as_their_first_ids(others: str) -> None:
+    """Also beside steps that came in another way."""
+    paddle, draw = load_paddle(), np.random.default_rng(0)
+    made, plain = RouteCapture(CARD, 64, 8), RouteCapture(CARD, 64, 8)
+    for number in range(8):
+        slots, generations = ints(number, 20 + number), ints(1, 1)
+        orders = {layer: np.argsort(draw.random((2, 40)), axis=-1) for layer in CARD.moe_layers}
+        tensors = {layer: paddle.to_tensor(order) for layer, order in orders.items()}
+        narrow = {layer: tensor[:, :2] for layer, tensor in tensors.items()}
+        plain.add(slots, generations, "v", narrow)
+        odd = number % 3 == 1
+        made.suspended = odd and others == "suspended"
+        made.add(
+            slots,
+            generations,
+            "v",
+            narrow if odd and others == "narrow" else tensors,
+            whole=not odd or others == "none",
+        )
+        made.suspended = False
+    expected, _ = plain.gather([0], [1], 8)
+    if others == "suspended":
+        assert made.gather_recorded([0], [1], 8)[0] is None
+        assert np.array_equal(made.gather([0], [1], 1)[0], expected[:1])
+    else:
+        assert np.array_equal(made.gather([0], [1], 8)[0], expected)
+
+
+@needs_paddle
+@pytest.mark.paddle
+def test_a_layer_that_is_missing_in_a_whole_step_is_reported() -> None:
     made = RouteCapture(CARD, 64, 8)
-    for rows in ((2, 1, 0), (1, 1, 1)):
-        step = made.step(ints(0), ints(1), "v1")
-        for layer, count in zip(CARD.moe_layers, rows, strict=True):
-            step(layer, paddle.zeros([count, 2], dtype="int64"))
-        step.finish()
-    with pytest.raises(RouteMissing, match=r"layer 1 gave ids \[2, 2\], \[1, 2\] is needed"):
+    made.add(
+        ints(0), ints(1), "v", {layer: load_paddle().zeros([1, 40], dtype="int64") for layer in (1, 3)}, whole=True
+    )
+    with pytest.raises(RouteMissing, match=r"layers \[1, 3\] were seen"):
         made.flush()
+    with pytest.raises(RouteMissing, match="not captured"):
+        made.gather([0], [1], 1)
 
 
 @needs_paddle
