@@ -203,7 +203,7 @@ def compare(copies: list[Copy], logs: list[list[LogRecord]], traffic: Traffic, n
         if not copy.partitions:
             copy.join(fresh=False)
         copy.finish(logs, now_ms)
-        for partition, held in zip(copy.partitions, readable, strict=True):
+        for partition, held, model in zip(copy.partitions, readable, models, strict=True):
             view = View(partition)
             found = view.page("run", None, b"", 10_000)
             assert {state.header.attempt for state in found} == set(held)
@@ -211,6 +211,8 @@ def compare(copies: list[Copy], logs: list[list[LogRecord]], traffic: Traffic, n
                 assert state.end is not None
                 same([*rows_of(view, view.plan(state, 0, state.end.rows))], held[state.header.attempt])
             assert partition.figures().whole == len(held)
+            used = {one.run: (one.used_bytes, one.open_bytes) for one in partition.runs()}
+            assert used.get("run", (0, 0)) == model.usage("run", now_ms)
     for model, log in zip(models, logs, strict=True):
         check_stream(model, log, traffic)
 
