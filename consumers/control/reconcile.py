@@ -128,13 +128,15 @@ class Reconciler:
         return replace(loaded, phase=phase, pending=pending, missed=missed, version_offset=state.version_offset)
 
     def _tags(self, state: State, todo: Plan) -> None:
+        """Sleeps first: an engine that sleeps whole takes down what has to be woken again."""
         engine = self._effects.engine
         resident = engine.inspect().resident
         for tag in ALL_TAGS:
-            held = resident.get(tag, True)
-            if state.tag(tag) is ASLEEP and held:
+            if state.tag(tag) is ASLEEP and resident.get(tag, True):
                 engine.sleep(tag, self._level(tag), self._deadline())
-            elif state.tag(tag) is not ASLEEP and not held:
+        resident = engine.inspect().resident
+        for tag in ALL_TAGS:
+            if state.tag(tag) is not ASLEEP and not resident.get(tag, True):
                 step = Wake(tag, "empty" if state.weights is Weights.EMPTY else "restore")
                 engine.wakeup(step.tag, step.weights, self._deadline())
 

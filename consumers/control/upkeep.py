@@ -74,6 +74,8 @@ class Upkeep:
             worker.reporter.applied = max(worker.reporter.applied, position)
         if worker.reporter.beat():
             self._shared.metrics.inc("moebus_worker_heartbeats_total")
+        if worker.lies_open() and seat.executor.idle:
+            seat.executor.put(worker.close_again)
 
     def _gauges(self) -> None:
         reporters = [seat.worker.reporter for seat in self._seats]

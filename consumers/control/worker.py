@@ -187,8 +187,10 @@ class Worker:
         self.shared.fault("after_response")
         self.finish(ticket, offset, code, method)
         if code is Code.UNKNOWN:  # it has been answered; the engine is brought to where it was before
+            self.state = replace(self.state, weight=before.weight, kv_cache=before.kv_cache)
             self.keeper.reconcile(open_traffic=True)
             self.reporter.record()
+        self.close_again()
         return out
 
     def _begin(self, ticket: Ticket, offset: int, expires_ms: int | None, method: str) -> None:
@@ -306,6 +308,21 @@ class Worker:
             self.keeper.close_lost()
             self.reporter.record()
             self.settle()
+
+    def lies_open(self) -> bool:
+        """Whether the engine takes prompts, as far as it was last seen, though this worker was told to be closed."""
+        found = self.reporter.found
+        return found is not None and not found.paused and not self.state.running and self.reporter.ready
+
+    def close_again(self) -> None:
+        """Closes an engine that lies open: by a call that failed halfway, or by somebody else."""
+        if not self.lies_open():
+            return
+        self.reporter.look()
+        if self.lies_open():
+            self.log.warning("control.lies_open", "the engine takes prompts and should not; it is closed")
+            self.keeper.reconcile(open_traffic=False)
+            self.reporter.record()
 
     def not_ready(self) -> str | None:
         """Why this worker cannot do its work; None when it can."""

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from moebus.engine.http import resolved
-from moebus.engine.http.span import Least
+from moebus.engine.http.span import Least, Span
 from moebus.engine.port import Deadline, EngineFailed, EngineUnknown, Level, Unsupported, WakeWeights
-from moebus.engine.vllm.api import SLEEP_MODE, VllmApi
+from moebus.engine.vllm.api import READ_S, SLEEP_MODE, VllmApi
 from moebus.engine.vllm.state import EMPTY, Now, VllmState
 from moebus.engine.vllm.weights import VllmWeights
 from moebus.engine.waiting import check_deadline
@@ -79,15 +79,18 @@ class VllmMemory:
     def wake(self, now: Now, tag: Tag, weights: WakeWeights, deadline: Deadline) -> None:
         """Allocates one tag; for weights, fills them as `weights` says. Never opens admission."""
         check_deadline(deadline, "wakeup")
-        copied = now.belief.level == "offload" and now.belief.weights == "valid"
-        load = tag is Tag.WEIGHT and weights == "restore" and not copied and not now.found.weights_valid
-        if load and now.belief.source is None:
-            raise EngineFailed("wakeup: the weights cannot be restored: they came by a transfer, or before this worker")
+        now.need_pause("wakeup")
         self.make_sure(now, deadline)
-        if not self._state.known.resident[tag]:
+        belief = self._state.known
+        found = self._state.look(Span(READ_S)) if now.belief.unsure else now.found
+        copied = belief.level == "offload" and belief.weights == "valid"
+        load = tag is Tag.WEIGHT and weights == "restore" and not copied and not found.weights_valid
+        if load and belief.source is None:
+            raise EngineFailed("wakeup: the weights cannot be restored: they came by a transfer, or before this worker")
+        if not belief.resident[tag]:
             self._held_wake(tag, now.life, deadline)
-        if tag is Tag.WEIGHT and weights == "empty" and not now.belief.resident[tag]:
-            self._weights.mark(EMPTY, now.life, deadline)
+            if tag is Tag.WEIGHT and weights == "empty":
+                self._weights.mark(EMPTY, now.life, deadline)
         if load:
             self._weights.restore(deadline)
 

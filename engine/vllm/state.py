@@ -93,6 +93,8 @@ class VllmState:
         if not self._api.is_sleeping(budget.remaining()):
             return fresh
         fresh, gauges = replace(fresh, source=None), self.gauges
+        if version is None:  # nobody says whether somebody emptied them
+            fresh = replace(fresh, weights="empty")
         if gauges.asleep is not None:
             return fresh.slept(gauges.asleep)
         return replace(fresh, unsure=frozenset(ALL_TAGS), frozen=gauges.requests or 0)
@@ -151,13 +153,15 @@ class VllmState:
         if self.labelled:
             weights = "empty" if label == EMPTY else "mixed" if label == MIXED else "valid"
         version = label if self.labelled else belief.version
-        valid = weights == "valid" and belief.resident[Tag.WEIGHT]
+        # What is not sure is shown as what it was not meant to be, so that whoever wants it otherwise makes it so.
+        resident = {tag: belief.resident[tag] != (tag in belief.unsure) for tag in ALL_TAGS}
+        valid = weights == "valid" and resident[Tag.WEIGHT] and Tag.WEIGHT not in belief.unsure
         requests = self.gauges.requests or 0
         return Inspection(
             paused=paused,
             in_flight=belief.frozen if paused else requests,
             frozen=belief.frozen if paused else 0,
-            resident={tag: belief.resident[tag] for tag in ALL_TAGS},
+            resident=resident,
             weights_valid=valid,
             version=version if valid else None,
             weights_digest=None,

@@ -283,8 +283,15 @@ def test_a_server_without_labels(new: New) -> None:
     transfer(rig)
     assert rig.engine.inspect().version == "v7"
     assert rig.restarted(notes=True).inspect().version == "v7"
-    found = rig.restarted(notes=False).inspect()
-    assert (found.version, found.weights_valid) == (None, True)
+    stranger = rig.restarted(notes=False)
+    found = stranger.inspect()
+    assert (found.version, found.weights_valid, any(found.resident.values())) == (None, False, False), "it may sleep"
+    for tag in found.resident:
+        stranger.wakeup(tag, "empty", Left())
+    found = stranger.inspect()
+    assert (found.version, found.weights_valid, all(found.resident.values())) == (None, False, True)
+    rig.update("v8", str(rig.root / "w5"))
+    assert stranger.inspect().version == "v8"
     rig.server.restart()
     assert rig.engine.inspect().version is None
 
