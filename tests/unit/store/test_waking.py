@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
+from moebus.consumers.store import waking
 from moebus.consumers.store.progress import Progress
 from moebus.consumers.store.waking import Changes
 from moebus.observability.clock import SystemClock
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not woken looks by itself too late for these tests."""
+    monkeypatch.setattr(waking, "LONGEST", 60.0)
 
 
 def test_a_commit_on_another_thread_wakes_it() -> None:
@@ -22,7 +31,7 @@ def test_a_commit_on_another_thread_wakes_it() -> None:
             waiting = asyncio.ensure_future(changes.wait(60))
             await asyncio.sleep(0)
             thread.start()
-            await asyncio.wait_for(waiting, 0.9)  # below the time after which it looks anyway
+            await asyncio.wait_for(waiting, 30)
             thread.join()
 
     asyncio.run(main())
@@ -36,7 +45,7 @@ def test_a_commit_between_the_question_and_the_wait_is_not_missed() -> None:
         with Changes(progress, None) as changes:
             changes.clear()
             progress.advance(0, 5)
-            await asyncio.wait_for(changes.wait(60), 0.9)
+            await asyncio.wait_for(changes.wait(60), 30)
 
     asyncio.run(main())
 
@@ -74,6 +83,6 @@ def test_other_partitions_wake_nobody() -> None:
                 await asyncio.sleep(0)
             assert not waiting.done()
             progress.advance(0, 5)
-            await asyncio.wait_for(waiting, 0.9)
+            await asyncio.wait_for(waiting, 30)
 
     asyncio.run(main())
