@@ -315,14 +315,19 @@ class Worker:
         return found is not None and not found.paused and not self.state.running and self.reporter.ready
 
     def close_again(self) -> None:
-        """Closes an engine that lies open: by a call that failed halfway, or by somebody else."""
+        """Closes an engine that lies open: by a call that failed halfway, or by somebody else. Where that fails every
+        heartbeat tries again."""
         if not self.lies_open():
             return
         self.reporter.look()
-        if self.lies_open():
-            self.log.warning("control.lies_open", "the engine takes prompts and should not; it is closed")
-            self.keeper.reconcile(open_traffic=False)
-            self.reporter.record()
+        if not self.lies_open():
+            return
+        self.log.warning("control.lies_open", "the engine takes prompts and should not; it is closed")
+        try:
+            self.spec.engine.pause("abort", self.keeper.deadline())
+        except Exception as error:
+            self.log.error("control.lies_open", str(error), exc=error)
+        self.reporter.look()
 
     def not_ready(self) -> str | None:
         """Why this worker cannot do its work; None when it can."""
@@ -331,6 +336,8 @@ class Worker:
             return f"{self.spec.worker_id}: {reporter.waiting}"
         if state.fault is not None:
             return f"{self.spec.worker_id} is {state.fault}: {state.reason}"
+        if self.lies_open():
+            return f"{self.spec.worker_id}: the engine takes prompts and should not"
         trouble = self.spec.trouble()
         return None if trouble is None else f"{self.spec.worker_id}: {trouble}"
 

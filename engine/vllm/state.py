@@ -86,7 +86,8 @@ class VllmState:
         self.labelled = version is not None
         noted = self._notes.read()
         if noted is not None and noted.life == life:
-            return noted if noted.sure else replace(noted, unsure=frozenset(ALL_TAGS))
+            doubt = not noted.sure or _contradicted(noted, self.gauges)
+            return replace(noted, unsure=frozenset(ALL_TAGS)) if doubt else noted
         fresh = Belief(life=life, version=version)
         if version in (EMPTY, MIXED):
             fresh = replace(fresh, weights="empty" if version == EMPTY else "mixed", version=None, source=None)
@@ -168,6 +169,12 @@ class VllmState:
             bytes_by_tag={},
             tainted=weights == "mixed" and not belief.open_update,
         )
+
+
+def _contradicted(noted: Belief, gauges: Gauges) -> bool:
+    """Whether the server says otherwise than the notes: another worker, with notes of its own, has been here since."""
+    asleep = len(noted.asleep)
+    return (gauges.asleep is not None and not asleep) or (gauges.awake is True and asleep == len(ALL_TAGS))
 
 
 def _woken(belief: Belief) -> Belief:

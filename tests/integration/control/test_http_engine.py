@@ -346,3 +346,31 @@ def _prepared(lab: Lab, rig: Rig, method: str) -> str:
     request = lab.send("update_weights", {"version": "v2", "source": rig.checkpoint("w2")})
     lab.turn()
     return request
+
+
+def test_a_wake_that_leaves_the_server_open_is_closed_by_the_worker(lab: Lab, rig: Rig) -> None:
+    """The pause behind a wake fails too: nothing but the worker's next look can close it."""
+    begun(lab, rig)
+    lab.ask("sleep")
+    rig.server.faults.answer["/pause"] = (500, b"{}")
+    assert lab.ask("wakeup", {"tags": "weight"}).code is Code.FAILED
+    assert not rig.engine.inspect().paused
+    assert "should not" in lab.health.ready()["workers"]
+    rig.server.faults.answer.clear()
+    beat(lab)
+    assert rig.engine.inspect().paused
+    assert lab.health.ready() == {}
+    assert lifecycle(lab) is Lifecycle.PAUSED
+    assert lab.ask("wakeup", {"resume": True}).code is Code.OK
+    assert rig.ask()["weights"] == "w0"
+
+
+def test_a_server_that_somebody_else_opened_is_closed_again(lab: Lab, rig: Rig) -> None:
+    begun(lab, rig)
+    lab.ask("pause")
+    rig.server.core.call(rig.server.core.resume).result(30.0)
+    beat(lab)
+    assert rig.engine.inspect().paused
+    assert lab.ask("resume").code is Code.OK
+    beat(lab)
+    assert not rig.engine.inspect().paused

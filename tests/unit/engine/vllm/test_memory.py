@@ -283,6 +283,23 @@ def test_a_worker_that_restarts_between_two_wakes(new: New, notes: bool) -> None
     assert rig.ask()["weights"] == "w0"
 
 
+def test_notes_that_are_out_of_date(new: New) -> None:
+    """A worker with notes elsewhere has been here since they were written."""
+    rig = new()
+    rig.engine.pause("abort", Left())
+    rig.engine.sleep(WEIGHT, "offload", Left())
+    for tag in ALL_TAGS:
+        rig.engine.wakeup(tag, "restore", Left())
+    rig.restarted(notes=False)
+    for tag in ALL_TAGS:
+        rig.engine.sleep(tag, "offload", Left())
+    rig.restarted(notes=True)
+    assert rig.resident == (False, False)
+    rig.engine.resume()
+    assert rig.server.core.asleep == set()
+    assert rig.ask()["weights"] == "w0"
+
+
 def test_woken_by_someone_else(new: New) -> None:
     rig = new()
     rig.asleep()
