@@ -42,7 +42,9 @@ def check_topics(broker: Broker, topics: Topics) -> list[Finding]:
         admin.close()
     findings = [found for report in reports for found in _topic(report, topics.prefix)]
     right = sum(report.status == "ok" for report in reports)
-    return [*findings, Finding("topics", "ok", f"{right} of {len(reports)} topics are as defined")]
+    if right:
+        findings.append(Finding("topics", "ok", f"{right} of {len(reports)} topics are as defined"))
+    return findings
 
 
 def _topic(report: TopicReport, prefix: str) -> list[Finding]:

@@ -66,7 +66,11 @@ def verify_command(
                 bad += 1
                 emit({**one.listed.as_dict(), "fault": one.fault}, as_json=as_json, text=one.fault)
     summary = {"checked": checked, "bad": bad, "bytes": size}
-    emit(summary, as_json=as_json, text=f"{checked} rollouts checked, {bad} bad, {size_text(size)} read")
+    emit(
+        summary,
+        as_json=as_json,
+        text=f"run {reader.run}: {checked} rollouts checked, {bad} bad, {size_text(size)} read",
+    )
     if bad:
         raise typer.Exit(1)
 

@@ -69,7 +69,7 @@ class Service:
         _log.info("service.started", f"{self.name} serves {http.url}/metrics", url=http.url)
         broker = open_broker(self.settings.kafka)
         try:
-            return self._work(broker, http.url, make, waiting)
+            return self._work(broker, self.settings.http.url or http.url, make, waiting)
         finally:
             broker.close()
             http.stop()

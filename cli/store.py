@@ -45,7 +45,7 @@ def command(
     ] = None,
     mirrors: Annotated[
         list[str] | None,
-        typer.Option("--mirror", help="`folder:/path` or `p2pstore:redis://host:port`, repeatable: copies."),
+        typer.Option("--mirror", help="Copies, repeatable: `folder:/path`, `p2pstore:redis://h:port`."),
     ] = None,
     quotas: Annotated[
         list[str] | None,
@@ -87,11 +87,15 @@ def command(
 
 
 def _pairs(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
-    """`RUN=VALUE` as (run, value). Raises InvalidInput naming the option."""
+    """`RUN=VALUE` as (run, value). Raises InvalidInput naming the option, also where a run is there twice."""
+    seen = set()
     for text in given or ():
         run, equals, value = text.partition("=")
         if not equals or not value:
             raise InvalidInput(option, f"{text!r} is not of the form RUN=...")
+        if run in seen:
+            raise InvalidInput(option, f"{run!r} is given twice")
+        seen.add(run)
         yield run, value
 
 

@@ -57,8 +57,8 @@ class HttpServer:
     @property
     def url(self) -> str:
         """`http://host:port`; a wildcard address is shown as loopback."""
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "") else self.host
-        return f"http://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> HttpServer:
         """Returns once the socket listens."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -48,10 +50,20 @@ class KafkaSettings(_Section):
 
 
 class HttpSettings(_Section):
-    """The page of metrics and health that every process serves. Port 0 = a free one, printed at start."""
+    """The page of metrics and health that every process serves. Port 0 = a free one, printed at start.
+    `url`: where others reach it, `http://host:port`, as members announce it (default: where it listens, a wildcard
+    address as loopback)."""
 
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535)
+    url: str | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _a_url(cls, text: str | None) -> str | None:
+        if text is not None and not re.fullmatch(r"https?://[^\s/?#@]+/?", text):
+            raise PydanticCustomError("url", "it is not like http://host:port")
+        return text.rstrip("/") if text else None
 
 
 class LogSettings(_Section):
@@ -168,9 +180,16 @@ class GatewaySettings(_Section):
     """The HTTP gateway. `token`: what callers present as bearer token; without one it listens on loopback alone.
     `legacy_suffixes`: ports of the worker queues of FastDeploy engines of this host, for its legacy paths."""
 
-    token: SecretStr | None = Field(None, min_length=8)
+    token: SecretStr | None = None
     legacy_suffixes: tuple[str, ...] = ()
     legacy_timeout: float = Field(300.0, gt=0)
+
+    @field_validator("token")
+    @classmethod
+    def _long_enough(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and len(token.get_secret_value()) < 8:
+            raise PydanticCustomError("token", "it must have 8 characters or more")
+        return token
 
 
 class Settings(BaseSettings):

@@ -12,6 +12,7 @@ from moebus.consumers.store.mirrors.open import check_mirrors
 from moebus.consumers.store.partition import RESERVE
 from moebus.observability.settings import MirrorSettings, StoreSettings
 from moebus.producers.model_file import read_card
+from moebus.schemas.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,13 @@ class StoreOptions:
         place = read_place(settings.blobs)
         if place is not None:
             check_extra()
+        endpoint = check_endpoint(settings.blobs_endpoint)
+        if endpoint is not None and (place is None or not place.bucket):
+            raise SettingsError(f"store.blobs_endpoint: only for s3://bucket/prefix, not for {settings.blobs}")
         check_mirrors(settings.mirrors, settings.mirror)
         return cls(
             settings.map_bytes, settings.commit_interval, settings.commit_bytes, rules, quotas=dict(settings.quotas),
-            blobs=place, blobs_endpoint=check_endpoint(settings.blobs_endpoint), blobs_timeout=settings.blobs_timeout,
+            blobs=place, blobs_endpoint=endpoint, blobs_timeout=settings.blobs_timeout,
             mirrors=settings.mirrors, mirror=settings.mirror,
         )  # fmt: skip
 

@@ -35,6 +35,15 @@ def test_pages_of_a_process() -> None:
         server.stop()
 
 
+@pytest.mark.parametrize(
+    ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]")]
+)
+def test_the_url_of_a_page(host: str, shown: str) -> None:
+    server = HttpServer(metrics=Metrics(), health=Health(), host=host)
+    assert server.url == f"http://{shown}:{server.port}"
+    server.stop()
+
+
 def test_a_check_that_breaks_is_a_failed_check() -> None:
     health = Health()
     health.add_live("loop", lambda: str(1 // 0))

@@ -74,6 +74,22 @@ def test_unknown_variable_warns_with_the_nearest_name(
     assert settings.topic_prefix == "moebus"
 
 
+def test_where_others_reach_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().http.url is None
+    monkeypatch.setenv("MOEBUS_HTTP__URL", "http://10.0.0.7:9102/")
+    assert load_settings().http.url == "http://10.0.0.7:9102"
+    for text in ("10.0.0.7:9102", "http://", "http://u:p@h:1", "http://h:1/path"):
+        monkeypatch.setenv("MOEBUS_HTTP__URL", text)
+        with pytest.raises(SettingsError, match=r"^setting http\.url: it is not like http://host:port$"):
+            load_settings()
+
+
+def test_a_short_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEBUS_GATEWAY__TOKEN", "short")
+    with pytest.raises(SettingsError, match=r"^setting gateway\.token: it must have 8 characters or more$"):
+        load_settings()
+
+
 def test_secrets_do_not_show() -> None:
     settings = load_settings(kafka={"sasl_password": "hunter2"})
     assert "hunter2" not in repr(settings)
