@@ -25,8 +25,8 @@ _KIND_AT = 5
 _RECORD_OVERHEAD = 16_384  # index pages that a record may touch
 RESERVE = 0.05
 """Part of the map, or of what the disk leaves of it, that is kept for deletes."""
-_FREE_SLICE = 2_000
-REMOVE_SLICE = 200
+_FREE_SLICE = 500
+REMOVE_SLICE = 50
 
 
 class StoreFull(Exception):
