@@ -21,7 +21,7 @@ PROMPT = Prompt("r", np.arange(20), max_tokens=4)
 @pytest.fixture
 def engine(lab: Lab) -> Iterator[PaddleEngine]:
     made = PaddleEngine.create(SMALL, seed=3)
-    lab.host(made)  # type: ignore[arg-type]  # any engine will do
+    lab.host(made)
     yield made
     made.close()
 

@@ -181,7 +181,12 @@ def test_a_full_disk_is_quiet(small_disk: Path, caplog: pytest.LogCaptureFixture
             wait_until(lambda: full(store, number), 30, what="a full disk")
             changes: list[bool] = []
             ends = time.monotonic() + 1.5
-            wait_until(lambda: changes.append(full(store, number)) or time.monotonic() > ends, 30, what="time to pass")
+
+            def seen_long_enough() -> bool:
+                changes.append(full(store, number))
+                return time.monotonic() > ends
+
+            wait_until(seen_long_enough, 30, what="time to pass")
             assert all(changes)
     spoken = [record.getMessage() for record in caplog.records]
     assert sum("takes nothing in" in text for text in spoken) == 1

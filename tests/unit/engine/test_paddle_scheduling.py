@@ -75,7 +75,8 @@ def test_a_waiting_request_can_be_aborted(engine: PaddleEngine, gate: Gate) -> N
     assert aborted.finish_reason == "abort"
     assert aborted.routes is not None
     assert aborted.routes.shape == (0, 2, 2)
-    assert aborted.versions == aborted.version_ranges == ()
+    assert aborted.versions == ()
+    assert aborted.version_ranges == ()
     assert first.result().finish_reason == "length"
 
 
