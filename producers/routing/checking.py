@@ -9,12 +9,12 @@ from moebus.schemas.errors import InvalidInput
 from moebus.schemas.record import check_ids
 
 SPLIT_BYTES = 1 << 20
-"""From here on two threads look at one half each: a trainer may be waiting for the first record."""
+"""From here on two threads look at one half each where that is asked for."""
 
 
-def check_rows(rows: RouteArray, num_experts: int) -> None:
-    """As `check_ids`, whose errors it raises."""
-    if rows.nbytes < SPLIT_BYTES or len(rows) < 2:
+def check_rows(rows: RouteArray, num_experts: int, hurry: bool) -> None:
+    """As `check_ids`, whose errors it raises. `hurry`: nothing else is to do, and a trainer may wait for these rows."""
+    if not hurry or rows.nbytes < SPLIT_BYTES or len(rows) < 2:
         check_ids(rows, num_experts)
         return
     half = len(rows) // 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from moebus.broker.errors import TopicMissing
@@ -34,15 +34,18 @@ class Wire:
         )
 
 
-def rollout_job(parcel: Parcel, wire: Wire, clock: Clock, settle: Settle) -> Job:
-    """`parcel.rows` must have the card's type and stay as they are until `settle` was called."""
+def rollout_job(
+    parcel: Parcel, wire: Wire, clock: Clock, settle: Settle, idle: Callable[[], bool] = lambda: False
+) -> Job:
+    """`parcel.rows` must have the card's type and stay as they are until `settle` was called. `idle()`: whether it is
+    the only job."""
     sizes: list[int] = []
 
     def records() -> Iterator[OutRecord]:
         if clock.now_ms() - parcel.created_ms > MAX_AGE_MS:
             raise RoutesDropped(f"{parcel.name}: older than 20 hours, so a delete of it may be forgotten; not sent")
         rows = parcel.rows.view(parcel.card.dtype)
-        check_rows(rows, parcel.card.num_experts)
+        check_rows(rows, parcel.card.num_experts, hurry=idle())
         key = partition_key(parcel.header.run, parcel.header.group)
         headers = wire.headers(parcel.header.attempt_text, parcel.traceparent)
         encoded = encode_attempt(

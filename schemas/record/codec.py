@@ -14,7 +14,8 @@ from moebus.schemas.record.layout import decoded_size
 from moebus.schemas.record.types import Chunk, CodecName
 
 _LEVEL = 1
-_SCRATCH_BYTES = 512 << 10
+
+_SCRATCH_BYTES = 128 << 10
 _SAMPLE_BYTES, _WORTH = 64 << 10, 0.97
 """So many bytes have to shrink to less than this share of them, or the rest is not tried."""
 _local = threading.local()  # zstd contexts are dear to make and belong to one thread
@@ -58,23 +59,32 @@ def check_ids(rows: RouteArray, num_experts: int) -> None:
 
 
 def _has_twice(rows: RouteArray) -> bool:
-    """Compares each position of the top-k with every later one, some thousand tokens at a time: memory that is used
-    again is faster than new memory, which the kernel has to clear page by page."""
+    """Compares each position of the top-k with those up to half of it further on, round the corner too: every pair.
+
+    In few calls over much: after each of them Python's lock has to be had again. Some thousand tokens at a time: memory
+    that is used again is faster than new memory, which the kernel has to clear page by page.
+
+    """
     top_k = rows.shape[-1]
     flat = rows.reshape(-1, top_k)
     if top_k > 16:  # the pairs below grow with the square
         ordered = np.sort(flat, axis=-1)
         return bool((ordered[:, 1:] == ordered[:, :-1]).any())
+    if top_k == 1:
+        return False
+    apart = top_k // 2
     size = min(len(flat), max(1, _SCRATCH_BYTES // (top_k * rows.dtype.itemsize)))
-    columns, equal = np.empty((top_k, size), rows.dtype), np.empty((top_k - 1, size), np.bool_)
+    round_ = np.empty((top_k + apart, size), rows.dtype)
+    equal = np.empty((apart, top_k, size), np.bool_)
+    step, one = round_.strides
+    shifted = np.lib.stride_tricks.as_strided(round_[1:], (apart, top_k, size), (step, step, one), writeable=False)
     for first in range(0, len(flat), size):
-        part = flat[first : first + size].T
-        held = columns[:, : part.shape[1]]
-        np.copyto(held, part)
-        for apart in range(1, top_k):
-            found = equal[: top_k - apart, : part.shape[1]]
-            if np.equal(held[apart:], held[:-apart], out=found).any():
-                return True
+        part = flat[first : first + size]
+        count = len(part)
+        np.copyto(round_[:top_k, :count], part.T)
+        np.copyto(round_[top_k:, :count], round_[:apart, :count])
+        if np.equal(shifted[..., :count], round_[:top_k, :count], out=equal[..., :count]).any():
+            return True
     return False
 
 
