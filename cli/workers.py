@@ -13,6 +13,7 @@ from moebus.cli._output import JsonFlag, emit, err, out
 from moebus.cli._table import Cell, print_rows
 from moebus.producers.control import ControlClient, MemberView
 from moebus.schemas.errors import FatalError
+from moebus.schemas.responses import Weights
 
 
 def command(
@@ -52,6 +53,8 @@ def _print_all(workers: list[MemberView]) -> None:
 def _row(view: MemberView) -> tuple[Cell, ...]:
     member, state = view.state, view.state.state
     memory = "" if state is None else ", ".join(_memory(view, str(tag), str(r)) for tag, r in state.tags.items())
+    if state is not None and state.weights is Weights.EMPTY:
+        memory += " (weights empty)"
     return (
         view.member_id,
         Text("live", style="green") if view.live else Text("gone", style="red"),

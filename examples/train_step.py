@@ -41,4 +41,4 @@ loss = functional.cross_entropy(head(hidden)[train], tokens.roll(-1)[train])
 loss.backward()
 replayed = int(batch.torch().valid[train].sum())
 gradients = [float(router.weight.grad.norm()) for router in routers]
-print(json.dumps({"loss": float(loss), "trained": int(train.sum()), "replayed": replayed, "gradients": gradients}))
+print(json.dumps({"loss": loss.item(), "trained": int(train.sum()), "replayed": replayed, "gradients": gradients}))
