@@ -63,7 +63,6 @@ def _has_twice(rows: RouteArray) -> bool:
 
     In few calls over much: after each of them Python's lock has to be had again. Some thousand tokens at a time: memory
     that is used again is faster than new memory, which the kernel has to clear page by page.
-
     """
     top_k = rows.shape[-1]
     flat = rows.reshape(-1, top_k)
