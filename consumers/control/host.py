@@ -295,7 +295,8 @@ class ControlWorkerHost:
         except Exception as error:  # whatever a server answers ends no other worker of this process
             reason = str(error) if isinstance(error, MoebusError) else f"{type(error).__name__}: {error}"
             if reporter.waiting != reason:
-                _log.warning("control.engine_awaited", reason, worker_id=seat.worker.spec.worker_id)
+                text = f"{reason}; the worker waits and goes on by itself"
+                _log.warning("control.engine_awaited", text, worker_id=seat.worker.spec.worker_id)
             reporter.waiting = reason
             return False
         reporter.engine_id = identity[:128]

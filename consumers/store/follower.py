@@ -174,7 +174,7 @@ class Follower:
 
     def _say(self, record: LogRecord, outcome: Outcome) -> None:
         if outcome.fence is not None:
-            _log.info("store.fence", f"{outcome.kind} {outcome.fence}", position=str(record))
+            _log.info("store.fence", str(outcome.fence), position=str(record))
         elif outcome.dead:
             text = f"{outcome.kind} {outcome.verdict}: {outcome.reason}"
             _log.warning("store.dead_letter", text, position=str(record), reason=outcome.reason)

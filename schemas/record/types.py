@@ -124,6 +124,9 @@ class Delete:
     epoch: int = 0
     kind = Kind.DELETE
 
+    def __str__(self) -> str:
+        return f"delete {self.run}/{self.prefix} (epoch <= {self.epoch})"
+
 
 @dataclass(frozen=True, slots=True)
 class Clear:
@@ -133,6 +136,9 @@ class Clear:
     through_epoch: int
     id: bytes
     kind = Kind.CLEAR
+
+    def __str__(self) -> str:
+        return f"clear {self.run} (epoch <= {self.through_epoch})"
 
 
 Record = Chunk | End | Delete | Clear

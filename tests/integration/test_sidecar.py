@@ -79,6 +79,7 @@ def test_the_colocated_loop_of_a_sidecar(fleet: Fleet) -> None:
     server.kill()
     worker = fleet.worker()
     worker.wait_log("takes no connection")
+    worker.wait_log("the worker waits and goes on by itself")
     assert worker.alive()
     assert control.workers() == [], "not a member before its engine can be driven"
     server.boot()

@@ -232,3 +232,8 @@ def test_one_pair_anywhere_among_many_rows_is_found(top_k: int, dtype: type[np.u
         bad[row, layer, a] = bad[row, layer, b]
         with pytest.raises(InvalidInput, match="twice"):
             check_ids(bad, 200)
+
+
+def test_deletes_are_said_without_their_bytes() -> None:
+    assert str(Delete("run", "a:1", attempt_id(1), 2)) == "delete run/a:1 (epoch <= 2)"
+    assert str(Clear("run", 3, attempt_id(1))) == "clear run (epoch <= 3)"
