@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moebus.broker.errors import TopicMissing
 from moebus.broker.ports import LogAdmin, OutRecord, Position
 from moebus.observability.clock import Clock
-from moebus.producers.routing.checking import check_rows
 from moebus.producers.routing.errors import RoutesDropped
 from moebus.producers.routing.parcel import MAX_AGE_MS, Parcel, Sent, Settle
 from moebus.producers.routing.pipeline import Job
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.headers import BINARY_TYPE, build_headers
-from moebus.schemas.record import Clear, Delete, encode, encode_attempt, record_key
+from moebus.schemas.record import Clear, Delete, check_ids, encode, encode_attempt, record_key
 from moebus.schemas.rollout import partition_key
 
 
@@ -34,18 +33,15 @@ class Wire:
         )
 
 
-def rollout_job(
-    parcel: Parcel, wire: Wire, clock: Clock, settle: Settle, idle: Callable[[], bool] = lambda: False
-) -> Job:
-    """`parcel.rows` must have the card's type and stay as they are until `settle` was called. `idle()`: whether it is
-    the only job."""
+def rollout_job(parcel: Parcel, wire: Wire, clock: Clock, settle: Settle) -> Job:
+    """`parcel.rows` must have the card's type and stay as they are until `settle` was called."""
     sizes: list[int] = []
 
     def records() -> Iterator[OutRecord]:
         if clock.now_ms() - parcel.created_ms > MAX_AGE_MS:
             raise RoutesDropped(f"{parcel.name}: older than 20 hours, so a delete of it may be forgotten; not sent")
         rows = parcel.rows.view(parcel.card.dtype)
-        check_rows(rows, parcel.card.num_experts, hurry=idle())
+        check_ids(rows, parcel.card.num_experts)
         key = partition_key(parcel.header.run, parcel.header.group)
         headers = wire.headers(parcel.header.attempt_text, parcel.traceparent)
         encoded = encode_attempt(

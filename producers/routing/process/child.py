@@ -130,7 +130,7 @@ class Child:
                 self._journal.hold(entry.position, False)
                 return fence_job(fence, name, self._wire, self._admin, settle)
             parcel = read_parcel(meta, self._journal.data(entry), entry.created_ms)
-            job = rollout_job(parcel, self._wire, self._clock, settle, lambda: self._pipeline.waiting() <= 1)
+            job = rollout_job(parcel, self._wire, self._clock, settle)
             self._journal.hold(entry.position, False)
             return replace(job, open=lambda: self._in_hand(entry, job.open))
         except Exception as exc:  # an entry that cannot be read fails alone
