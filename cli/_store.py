@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from starlette.routing import BaseRoute
@@ -13,8 +12,6 @@ from moebus.consumers.store import RouteStore, StoreOptions, store_routes
 from moebus.observability.memory import keep_memory
 
 _KEEP_BYTES = 64 << 20
-_SWITCH_SECONDS = 0.001
-"""How long one thread may keep Python's lock: who waits for a rollout must not wait for the next fetch to be read."""
 
 
 class StoreService:
@@ -36,7 +33,6 @@ class StoreService:
         """Called once the broker answers and its topics are there."""
         service = self._service
         keep_memory(_KEEP_BYTES)
-        sys.setswitchinterval(_SWITCH_SECONDS)
         service.health.add_ready("store", lambda: self._store.waiting() if self._store else "not started yet")
         self._store = RouteStore(
             broker,

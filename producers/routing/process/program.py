@@ -18,8 +18,6 @@ from moebus.producers.routing.process.journal import Journal
 from moebus.producers.routing.process.locks import child_may_start
 
 _KEEP_BYTES = 16 << 20
-_SWITCH_SECONDS = 0.001
-"""How long one thread may keep Python's lock: a record that is ready must not wait for the encoding of the next."""
 _log = get_logger(__name__)
 
 
@@ -37,7 +35,6 @@ def main(arguments: list[str]) -> int:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     journal_fd, bell, acks, parent = (int(argument) for argument in arguments[:4])
     keep_memory(_KEEP_BYTES)
-    sys.setswitchinterval(_SWITCH_SECONDS)
     config = ChildConfig.load(sys.stdin.buffer.readline())
     configure_logging(config.log_level, "text" if config.log_format == "text" else "json")
     journal, clock = Journal(journal_fd), SystemClock()
