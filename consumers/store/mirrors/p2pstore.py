@@ -86,7 +86,9 @@ class P2PTarget(Target):
                 self._client = _connect(self._url, self._settings)
             return self._loop.run_until_complete(asyncio.wait_for(make(self._client), self._settings.timeout))
         except Exception as error:  # what p2pstore, its transports and Redis may raise is not told anywhere
-            raise MirrorDown(f"{self.where}: {type(error).__name__}: {str(error)[:200]}") from error
+            unable = self._client is None and self._settings.protocol == "rdma"
+            hint = "; where there is no RDMA, set store.mirror.protocol to tcp" if unable else ""
+            raise MirrorDown(f"{self.where}: {type(error).__name__}: {str(error)[:200]}{hint}") from error
 
     def _drop(self) -> None:
         client, self._client = self._client, None

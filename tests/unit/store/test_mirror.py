@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebus.consumers.store.mirrors import p2pstore
 from moebus.consumers.store.mirrors.inbox import Inbox
 from moebus.consumers.store.mirrors.ledger import Held, Ledger
 from moebus.consumers.store.mirrors.mirror import Mirror
@@ -365,3 +366,19 @@ def test_an_outage_is_nobodys_fault() -> None:
     assert strikes.due(606.0) == []
     assert strikes.due(607.0) == ["a"]
     assert not strikes.is_aside("a")
+
+
+@pytest.mark.parametrize(("protocol", "hinted"), [("rdma", True), ("tcp", False)])
+def test_a_machine_without_rdma_is_told_what_to_set(
+    protocol: str, hinted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object) -> None:
+        raise RuntimeError("no RDMA device")
+
+    monkeypatch.setattr(p2pstore, "check_url", lambda _: None)
+    monkeypatch.setattr(p2pstore, "_connect", connect)
+    target = p2pstore.P2PTarget("redis://h:1", MirrorSettings(max_model_len=0, protocol=protocol))
+    with pytest.raises(MirrorDown, match="no RDMA device") as raised:
+        target.life()
+    assert ("set store.mirror.protocol to tcp" in str(raised.value)) is hinted
+    target.close()
