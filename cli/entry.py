@@ -8,7 +8,17 @@ import sys
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
+WRONG_USE = 2
 _OUTPUT_FAULTS = frozenset({errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT})
+_EXTRAS = {
+    "typer": "cli",
+    "rich": "cli",
+    "starlette": "cli",
+    "uvicorn": "cli",
+    "lmdb": "cli,store",
+    "fastapi": "cli,gateway",
+}
+"""Packages that commands import, and the extras that bring them."""
 
 
 def run() -> None:
@@ -19,6 +29,13 @@ def run() -> None:
         app(prog_name="moebus")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except ModuleNotFoundError as exc:
+        if exc.name not in _EXTRAS:
+            raise
+        sys.stderr.write(
+            f"moebus: this command needs the package {exc.name}: pip install 'moebus[{_EXTRAS[exc.name]}]'\n"
+        )
+        sys.exit(WRONG_USE)
     except OSError as exc:
         # Files and sockets have errors of their own by now; what is left without a name is stdout.
         if exc.filename is not None or exc.errno not in _OUTPUT_FAULTS:

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from moebus.observability.metrics import moebus_version
 
 COMMAND = [sys.executable, "-m", "moebus.cli"]
@@ -29,3 +31,20 @@ def test_wrong_use_ends_with_2() -> None:
     done = subprocess.run([*COMMAND, "controll"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extras"),
+    [
+        ("typer", ["version"], "cli"),
+        ("lmdb", ["store"], "cli,store"),
+        ("fastapi", ["gateway"], "cli,gateway"),
+    ],
+)
+def test_a_package_that_is_not_installed(package: str, arguments: list[str], extras: str) -> None:
+    hidden = f"import sys; sys.modules[{package!r}] = None; from moebus.cli.entry import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"moebus: this command needs the package {package}: pip install 'moebus[{extras}]'\n"
