@@ -61,6 +61,11 @@ def blob_key(owner: int, index: int) -> bytes:
     return owner_key(owner) + index.to_bytes(4, "big")
 
 
+def piece_key(blob: bytes, number: int) -> bytes:
+    """Behind the key of its blob, before the next blob's."""
+    return blob + number.to_bytes(4, "big")
+
+
 def time_key(kind: bytes, at_ms: int, key: bytes) -> bytes:
     """`kind`: one byte."""
     return kind + at_ms.to_bytes(8, "big") + key

@@ -23,6 +23,7 @@ from moebus.schemas.record import Clear, Delete, Kind, decode
 
 _KIND_AT = 5
 _RECORD_OVERHEAD = 16_384  # index pages that a record may touch
+_GATHER_BELOW = 0.5
 RESERVE = 0.05
 """Part of the map, or of what the disk leaves of it, that is kept for deletes."""
 _FREE_SLICE = 500
@@ -112,6 +113,7 @@ class Partition:
         self._batch = Batch()
         self._pending: tuple[Delete | Clear, ...] = ()
         self._unfinished: tuple[Delete | Clear, ...] = ()
+        self._scattered = False
         self.blobs = blobs or InlineBlobs()
         self.damaged: str | None = None
         """What a reader found missing or unreadable; the one that writes rebuilds."""
@@ -253,6 +255,8 @@ class Partition:
         self.blobs.committed()
         self._reset()  # after the commit: a reader that misses the fence here finds it in the tables
         self._used = self._measure()
+        if self._used < _GATHER_BELOW * self._room:
+            self._scattered = False
         return batch
 
     def rollback(self) -> None:
@@ -318,12 +322,13 @@ class Partition:
 
     def _raise_full(self, error: lmdb.Error) -> None:
         if self.env.is_full(error):
+            self._scattered = self._scattered or self._level(0) <= 1 - RESERVE  # room, but not in one piece
             raise StoreFull(str(error), lost=True) from error
 
     def _begin(self) -> Ingest:
         if self._ingest is None:
             self._txn = self.env.begin_write()
-            self._ingest = Ingest(Tables(self.env, self._txn), self._meta, self._rules, self.blobs)
+            self._ingest = Ingest(Tables(self.env, self._txn, self._scattered), self._meta, self._rules, self.blobs)
             self._ingest.removal.changes = self._batch.changes if self.watched else None
         return self._ingest
 

@@ -54,6 +54,11 @@ class Usage:
     open: int
 
 
+_IN_PIECES = b"\0in pieces"
+"""Stands for a blob whose bytes follow under keys of their own; no record begins so."""
+_PAGE_HEAD = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """A DELETE (`prefix` not empty) or CLEAR: epochs <= `epoch` are removed and refused. `at_ms`: its append time."""
@@ -79,12 +84,14 @@ class Turn:
 
 
 class Tables:
-    """Reads and writes through `txn`; lives no longer than it."""
+    """Reads and writes through `txn`; lives no longer than it. `scattered`: blobs are written in pieces of a page: LMDB
+    keeps a value in pages that lie together, and a file that is nearly full may have no such run of pages left."""
 
-    def __init__(self, env: Env, txn: Any) -> None:
+    def __init__(self, env: Env, txn: Any, scattered: bool = False) -> None:
         self._db = env.tables
         self._txn = txn
         self._env = env
+        self._scattered = scattered
 
     # attempts
 
@@ -198,10 +205,19 @@ class Tables:
     # blobs
 
     def blob(self, owner: int, index: int) -> bytes | None:
-        return self._get("blobs", keys.blob_key(owner, index))
+        key = keys.blob_key(owner, index)
+        entry = self._get("blobs", key)
+        if entry != _IN_PIECES:
+            return entry
+        return b"".join(piece for name, piece in self._scan("blobs", key) if name != key)
 
     def put_blob(self, owner: int, index: int, data: bytes) -> None:
-        self._put("blobs", keys.blob_key(owner, index), data)
+        key, piece = keys.blob_key(owner, index), self._env.page - _PAGE_HEAD
+        if self._scattered and len(data) > piece:
+            for number, start in enumerate(range(0, len(data), piece)):
+                self._put("blobs", keys.piece_key(key, number), data[start : start + piece])
+            data = _IN_PIECES
+        self._put("blobs", key, data)
 
     def entries(self, owner: bytes) -> Iterator[bytes]:
         """What the table of blobs holds of an owner; `owner` as `trash` gives it."""
@@ -213,7 +229,7 @@ class Tables:
         return list(islice(self._keys("trash"), limit))
 
     def free(self, owner: bytes, limit: int) -> int:
-        """Frees up to `limit` blobs of a trashed owner; returns how many."""
+        """Frees up to `limit` blobs, or pieces of blobs, of a trashed owner; returns how many."""
         done = 0
         with self._txn.cursor(self._db["blobs"]) as cursor:
             found = cursor.set_range(owner)
