@@ -55,6 +55,10 @@ def command(
     """
     if engine_url is None and (engine is not None or engine_token_file is not None):
         raise InvalidInput("engine_url", "--engine and --engine-token-file need --engine-url")
+    if engine_url is not None:
+        from moebus.engine.http import check_url  # here: httpx takes its time
+
+        check_url(engine_url)
     doctor = _Doctor(ctx, engine_url, engine, engine_token_file)
     findings = []
     try:

@@ -28,6 +28,7 @@ def test_a_port_that_is_none(service: list[str], port: str) -> None:
         (["worker", "--engine", "simulated", "--worker-id", "a b"], "worker_id"),
         (["worker", "--engine", "simulated", "--worker-id", "all"], "worker_id"),
         (["worker", "--engine", "simulated", "--worker-id", "w1", "--label", "x"], "label"),
+        (["doctor", "--engine-url", "nonsense"], "engine_url"),
         (["store", "--store-id", "a b"], "store_id"),
         (["store", "--partitions", "3-1"], "partitions"),
         (["store", "--quota", "exp-7"], "quota"),
