@@ -1,11 +1,9 @@
-"""Faults of kafka-python 3.0's consumer that its user has to make up for. The contract suite fails without each,
-the last one apart: it costs time alone."""
+"""Faults of kafka-python 3.0's consumer that its user has to make up for. The contract suite fails without each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from kafka import errors as kafka_errors
 from kafka.coordinator.base import MemberState
@@ -77,13 +75,3 @@ def free_parked(consumer: Consumer) -> None:
     fetcher = consumer._fetcher
     if fetcher._next_partition_records is not None and not fetcher._next_partition_records:
         fetcher._next_partition_records = None
-
-
-def ask_ahead(consumer: Consumer) -> None:
-    """After a `poll` that returned records: the next fetch is on its way while they are worked on.
-
-    The client sends it by itself only where records were at hand already; after a wait it leaves it to the next call,
-    so that network and work take turns. What goes wrong is for that call to say: the records in hand must not be lost.
-    """
-    with suppress(Exception):
-        consumer._fetcher.send_fetches()

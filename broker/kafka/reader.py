@@ -13,7 +13,7 @@ from moebus.broker.kafka.config import KafkaConfig, reader_options
 from moebus.broker.kafka.connector import Connector, close_quietly
 from moebus.broker.kafka.convert import client_position, from_kafka, record_from, to_kafka, to_kafka_all
 from moebus.broker.kafka.faults import Once, Pace, describe
-from moebus.broker.kafka.mending import ask_ahead, free_parked
+from moebus.broker.kafka.mending import free_parked
 from moebus.broker.ports import LogRecord, TopicPartition
 from moebus.observability.log import get_logger
 
@@ -99,8 +99,6 @@ class KafkaReader:
                 self._replace(exc)
             return []
         self._pace.well()
-        if batches:
-            ask_ahead(consumer)
         found = [record_from(record) for records in batches.values() for record in records]
         self._advance(consumer, found)
         return found
