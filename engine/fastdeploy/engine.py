@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from moebus.engine.fastdeploy.api import LOOK_S, Api, Config
 from moebus.engine.fastdeploy.update import Update
 from moebus.engine.fastdeploy.wake import Waking
-from moebus.engine.http import Belief, EngineServer, Lives
+from moebus.engine.http import Belief, EngineServer, Lives, one_command
 from moebus.engine.http.known import Known
 from moebus.engine.http.lifeline import Lifeline
 from moebus.engine.http.notes import Notes, default_home
@@ -131,6 +131,7 @@ class FastDeployEngine:
 
     # -- traffic
 
+    @one_command
     def pause(self, mode: PauseMode, deadline: Deadline) -> PauseResult:
         if mode != "abort":
             raise Unsupported(f"pause: FastDeploy has no mode {mode}; use abort")
@@ -172,6 +173,7 @@ class FastDeployEngine:
             raise EngineTimeout(f"pause: {error}; admission is open again") from error
         raise error
 
+    @one_command
     def resume(self) -> None:
         belief = self._known.now()
         asleep = [str(tag) for tag in belief.asleep]
@@ -194,6 +196,7 @@ class FastDeployEngine:
         ended = self._api.abort(asked, Span(CALL_S))
         return (asked or []) if ended is None else ended
 
+    @one_command
     def reset_cache(self) -> int:
         """0: a pause has dropped the prefix cache, and nothing ran since. Raises Unsupported: while it serves."""
         if not self._api.is_paused():
@@ -202,6 +205,7 @@ class FastDeployEngine:
 
     # -- memory
 
+    @one_command
     def sleep(self, tag: Tag, level: Level, deadline: Deadline) -> int:
         belief = self._known.now()
         check_deadline(deadline, "sleep")
@@ -221,6 +225,7 @@ class FastDeployEngine:
             raise
         return 0
 
+    @one_command
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
         """`weight` over a sleeping cache wakes both: FastDeploy serves as soon as anything is awake."""
         belief = self._known.now()
@@ -251,12 +256,14 @@ class FastDeployEngine:
     ) -> Staged:
         return self._update.stage(version, source, digest, deadline, options)
 
+    @one_command
     def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
         self._update.commit(staged, deadline)
 
     def discard(self, staged: Staged) -> None:
         self._update.open.drop(staged.handle)
 
+    @one_command
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
         check_deadline(deadline, f"transfer {step}")
         raise Unsupported("transfer: FastDeploy fetches its weights itself; use update_weights")

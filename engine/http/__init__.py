@@ -5,6 +5,7 @@ from __future__ import annotations
 from moebus.engine.http.address import check_url, read_token
 from moebus.engine.http.answers import Reply
 from moebus.engine.http.belief import Belief
+from moebus.engine.http.command import one_command
 from moebus.engine.http.engine import ServerEngine
 from moebus.engine.http.identity import Lives
 from moebus.engine.http.resolve import resolved, undo_late
@@ -17,6 +18,7 @@ __all__ = [
     "Reply",
     "ServerEngine",
     "check_url",
+    "one_command",
     "read_token",
     "resolved",
     "undo_late",

@@ -62,6 +62,8 @@ class EngineServer:
         self._lock = threading.Lock()
         self._trouble: str | None = "not reached yet"
         self._losses = 0
+        self.answered = 0
+        """Calls with an effect that were answered well."""
         self._answered = False
         self._late_since: float | None = None
 
@@ -104,7 +106,9 @@ class EngineServer:
         left = min(deadline.remaining(), LONGEST_CALL_S)
         if left <= 0:
             raise EngineTimeout(f"{path}: the deadline had passed before the call; nothing was done")
-        return self._send(self._calls, method, path, left, params, json, needs, on_sent)
+        reply = self._send(self._calls, method, path, left, params, json, needs, on_sent)
+        self.answered += method != "GET"
+        return reply
 
     def look(
         self, path: str, within: float = LOOK_S, *, params: Mapping[str, Any] | None = None, needs: str = ""

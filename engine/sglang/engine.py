@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import SecretStr
 
-from moebus.engine.http import Belief, EngineServer, Lives
+from moebus.engine.http import Belief, EngineServer, Lives, one_command
 from moebus.engine.http.known import Known
 from moebus.engine.http.notes import Notes, default_home
 from moebus.engine.http.span import Span
@@ -146,6 +146,7 @@ class SGLangEngine:
 
     # -- traffic
 
+    @one_command
     def pause(self, mode: PauseMode, deadline: Deadline) -> PauseResult:
         if mode == "wait":
             raise Unsupported("pause: SGLang has no mode that lets requests finish; use abort or keep")
@@ -202,6 +203,7 @@ class SGLangEngine:
                 raise EngineTimeout(f"pause: {error}; admission is open again") from error
         raise error
 
+    @one_command
     def resume(self) -> None:
         belief = self._known.sure("resume")
         asleep = [str(tag) for tag in belief.asleep]
@@ -225,6 +227,7 @@ class SGLangEngine:
             self._api.abort(name, Span(CALL_S))
         return ["?"] * held if ids is None else list(ids) if held else []
 
+    @one_command
     def reset_cache(self) -> int:
         """How many blocks there were SGLang does not tell: 0. Raises EngineFailed: it refused for 20 s."""
         belief = self._known.now()
@@ -235,6 +238,7 @@ class SGLangEngine:
 
     # -- memory
 
+    @one_command
     def sleep(self, tag: Tag, level: Level, deadline: Deadline) -> int:
         belief = self._known.sure("sleep")
         check_deadline(deadline, "sleep")
@@ -254,6 +258,7 @@ class SGLangEngine:
         self._risky(lambda: self._api.release(tag, deadline), belief, done, deadline)
         return info.sizes.get(tag, 0)
 
+    @one_command
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
         belief = self._known.sure("wakeup")
         check_deadline(deadline, "wakeup")
@@ -307,12 +312,14 @@ class SGLangEngine:
     ) -> Staged:
         return self._weights.stage(version, source, digest, deadline, options)
 
+    @one_command
     def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
         self._weights.commit(staged, cache, deadline)
 
     def discard(self, staged: Staged) -> None:
         self._weights.open.drop(staged.handle)
 
+    @one_command
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
         self._weights.transfer(step, version, info, deadline)
 

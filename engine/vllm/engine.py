@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from moebus.engine.http import EngineServer, resolved, undo_late
+from moebus.engine.http import EngineServer, one_command, resolved, undo_late
 from moebus.engine.http.notes import Notes, default_home
 from moebus.engine.http.span import Least, Span
 from moebus.engine.port import (
@@ -96,6 +96,7 @@ class VllmEngine:
 
     # -- traffic
 
+    @one_command
     def pause(self, mode: PauseMode, deadline: Deadline) -> PauseResult:
         """The counts come from the server's gauges before the call; it does not say that the device is idle."""
         with self._state.calling() as now:
@@ -138,6 +139,7 @@ class VllmEngine:
     def _opened(self) -> bool:
         return not self._api.is_paused()
 
+    @one_command
     def resume(self) -> None:
         """Raises EngineFailed: a tag sleeps, or the weights hold no version."""
         with self._state.calling() as now:
@@ -161,6 +163,7 @@ class VllmEngine:
         count = self._api.abort(ids, Span(SHORT_S))
         return ["?"] * count if ids is None else list(dict.fromkeys(ids))
 
+    @one_command
     def reset_cache(self) -> int:
         with self._state.calling():
             self._api.reset_cache(Span(SHORT_S))
@@ -168,11 +171,13 @@ class VllmEngine:
 
     # -- memory and weights
 
+    @one_command
     def sleep(self, tag: Tag, level: Level, deadline: Deadline) -> int:
         with self._state.calling() as now:
             self._memory.sleep(now, tag, level, deadline)
         return 0
 
+    @one_command
     def wakeup(self, tag: Tag, weights: WakeWeights, deadline: Deadline) -> int:
         with self._state.calling() as now:
             self._memory.wake(now, tag, weights, deadline)
@@ -188,6 +193,7 @@ class VllmEngine:
     ) -> Staged:
         return self._weights.stage(version, source, digest, deadline, options)
 
+    @one_command
     def commit(self, staged: Staged, cache: CacheMode, deadline: Deadline) -> None:
         with self._state.calling() as now:
             self._memory.make_sure(now, deadline)
@@ -196,6 +202,7 @@ class VllmEngine:
     def discard(self, staged: Staged) -> None:
         self._weights.discard(staged)
 
+    @one_command
     def transfer(self, step: str, version: str | None, info: Mapping[str, object], deadline: Deadline) -> None:
         with self._state.calling() as now:
             self._memory.make_sure(now, deadline)

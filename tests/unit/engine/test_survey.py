@@ -221,8 +221,14 @@ def test_a_token_from_a_file(cli: MemoryCli, tmp_path: Path) -> None:
     assert (missing.code, "/none" in missing.out) == (1, True)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://x", "http://u:p@h"])
-def test_no_server(cli: MemoryCli, url: str) -> None:
+@pytest.mark.parametrize("url", ["ftp://x", "http://u:p@h"])
+def test_no_address(cli: MemoryCli, url: str) -> None:
     ran = cli.run("doctor", "--engine-url", url)
+    assert ran.code == 2
+    assert ran.err.startswith("moebus: engine_url: ")
+
+
+def test_no_server(cli: MemoryCli) -> None:
+    ran = cli.run("doctor", "--engine-url", "http://127.0.0.1:9")
     assert ran.code == 1
     assert "problem  engine" in ran.out
