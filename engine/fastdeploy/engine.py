@@ -8,16 +8,17 @@ is asked for again. Its wakeup opens admission: this engine closes it again behi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import SecretStr
 
 from moebus.engine.fastdeploy.api import LOOK_S, Api, Config
 from moebus.engine.fastdeploy.update import Update
 from moebus.engine.fastdeploy.wake import Waking
-from moebus.engine.http import Belief, EngineServer, Lives, one_command
+from moebus.engine.http import Belief, EngineServer, Lives, once_more, one_command, take_back
 from moebus.engine.http.known import Known
 from moebus.engine.http.lifeline import Lifeline
 from moebus.engine.http.notes import Notes, default_home
@@ -28,8 +29,6 @@ from moebus.engine.port import (
     Deadline,
     EngineFailed,
     EngineRefused,
-    EngineTimeout,
-    EngineUnknown,
     EngineUnreachable,
     Inspection,
     Level,
@@ -142,7 +141,7 @@ class FastDeployEngine:
             self._api.abort(None, deadline)
         try:
             with self._known.calling():
-                self._twice(lambda: self._api.pause(deadline))
+                once_more(lambda: self._api.pause(deadline))
         except _NOT_ASKED:
             raise
         except MoebusError as error:
@@ -152,26 +151,11 @@ class FastDeployEngine:
         self._known.set(replace(self._known.belief, paused=True))
         return PauseResult(0, 0, 0, idle_confirmed=not foreign)
 
-    def _twice(self, call: Callable[[], None]) -> None:
-        """Control calls may be made twice: one whose connection broke is made again."""
-        try:
-            call()
-        except EngineUnknown as error:
-            if error.late:
-                raise
-            call()
-
-    def _open_again(self, before: Belief, error: MoebusError) -> None:
+    def _open_again(self, before: Belief, error: MoebusError) -> NoReturn:
         """A pause that failed has set its flag, and the next one would do nothing: taken back. Raises."""
         if before.paused or before.asleep:
             raise error
-        try:
-            self._api.resume(Span(SETTLE_S))
-        except MoebusError as failure:
-            raise EngineUnknown(f"{error}; opening admission again failed too: {failure}") from error
-        if isinstance(error, EngineUnknown):
-            raise EngineTimeout(f"pause: {error}; admission is open again") from error
-        raise error
+        take_back(error, lambda: self._api.resume(Span(SETTLE_S)))
 
     @one_command
     def resume(self) -> None:
@@ -181,7 +165,7 @@ class FastDeployEngine:
             raise EngineFailed(f"resume: {' and '.join(asleep) or 'weight'} not usable; wake or update first")
         self._known.set(replace(belief, paused=False))
         with self._known.calling():
-            self._twice(lambda: self._api.resume(Span(CALL_S)))
+            once_more(lambda: self._api.resume(Span(CALL_S)))
         if self._api.is_paused():
             raise EngineFailed("resume: the server says success and that it is paused")
 
@@ -219,7 +203,7 @@ class FastDeployEngine:
         self._known.set(replace(belief.with_tag(tag, False), paused=True))
         try:
             with self._known.calling():
-                self._twice(lambda: self._api.memory("sleep", str(tag), deadline))
+                once_more(lambda: self._api.memory("sleep", str(tag), deadline))
         except _NOT_ASKED:
             self._known.set(belief)
             raise

@@ -8,7 +8,7 @@ from moebus.engine.http.belief import Belief
 from moebus.engine.http.command import one_command
 from moebus.engine.http.engine import ServerEngine
 from moebus.engine.http.identity import Lives
-from moebus.engine.http.resolve import resolved, undo_late
+from moebus.engine.http.resolve import once_more, resolved, take_back, undo_late
 from moebus.engine.http.server import EngineServer
 
 __all__ = [
@@ -18,8 +18,10 @@ __all__ = [
     "Reply",
     "ServerEngine",
     "check_url",
+    "once_more",
     "one_command",
     "read_token",
     "resolved",
+    "take_back",
     "undo_late",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from moebus.engine.port import EngineFailed, EngineTimeout, EngineUnknown
 from moebus.schemas.errors import MoebusError
@@ -58,3 +59,28 @@ def undo_late(error: MoebusError, undo: Callable[[], object], what: str) -> Engi
     except MoebusError as failure:
         return EngineTimeout(f"{what}: {error}; opening admission again failed too: {failure}")
     return EngineTimeout(f"{what}: {error}; admission is open again")
+
+
+def once_more(call: Callable[[], object]) -> None:
+    """For a call that may be made twice: where the connection broke it is made again, where it was late it is not."""
+    try:
+        call()
+    except EngineUnknown as error:
+        if error.late:
+            raise
+        call()
+
+
+def take_back(error: MoebusError, undo: Callable[[], object]) -> NoReturn:
+    """Ends a pause that failed on a server which tells of no pause under way: `undo` (a resume) opens admission again.
+
+    Raises:
+        EngineUnknown: that failed too.  EngineTimeout: what became of the pause was not known.  Otherwise `error`.
+    """
+    try:
+        undo()
+    except MoebusError as failure:
+        raise EngineUnknown(f"{error}; opening admission again failed too: {failure}") from error
+    if isinstance(error, EngineUnknown):
+        raise EngineTimeout(f"pause: {error}; admission is open again") from error
+    raise error

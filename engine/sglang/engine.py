@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from pydantic import SecretStr
 
-from moebus.engine.http import Belief, EngineServer, Lives, one_command
+from moebus.engine.http import Belief, EngineServer, Lives, once_more, one_command, take_back
 from moebus.engine.http.known import Known
 from moebus.engine.http.notes import Notes, default_home
 from moebus.engine.http.span import Span
@@ -27,7 +27,6 @@ from moebus.engine.port import (
     Deadline,
     EngineFailed,
     EngineRefused,
-    EngineTimeout,
     EngineUnauthorized,
     EngineUnknown,
     EngineUnreachable,
@@ -156,10 +155,10 @@ class SGLangEngine:
         several = self._info is None or self._info.tokenizers > 1
         try:
             if mode == "keep":
-                self._again(lambda: self._api.pause(self._keep, deadline))
+                once_more(lambda: self._api.pause(self._keep, deadline))
                 load = self._drain.still(deadline, running=self._keep == "in_place")
             else:
-                self._again(lambda: self._abort_all(belief, several, deadline))
+                once_more(lambda: self._abort_all(belief, several, deadline))
                 load = self._drain.empty(deadline)
         except Unsupported:
             raise
@@ -172,15 +171,6 @@ class SGLangEngine:
         # In place SGLang may still be in its last step.
         return PauseResult(before.all if mode == "abort" else 0, 0, frozen, mode == "abort" or self._keep == "retract")
 
-    def _again(self, call: Callable[[], None]) -> None:
-        """What may be asked for twice is asked for once more where the connection broke."""
-        try:
-            call()
-        except EngineUnknown as error:
-            if error.late:
-                raise
-            call()
-
     def _abort_all(self, belief: Belief, several: bool, deadline: Deadline) -> None:
         """SGLang's own abort waits for its requests to leave, which frozen ones never do, and closes only the tokenizer
         process that it reaches. Retracting first stops the schedulers, which there is one of for all processes."""
@@ -190,18 +180,14 @@ class SGLangEngine:
         else:
             self._api.pause("abort", deadline)
 
-    def _open_again(self, before: Belief, error: MoebusError) -> None:
+    def _open_again(self, before: Belief, error: MoebusError) -> NoReturn:
         """A pause in vain: admission opens as it was. Raises."""
-        if not before.paused:
-            try:
-                self._api.resume(Span(SETTLE_S))
-            except MoebusError as failure:
-                self._known.set(replace(before, paused=False, frozen=0))
-                raise EngineUnknown(f"{error}; opening admission again failed too: {failure}") from error
+        if before.paused:
+            raise error
+        try:
+            take_back(error, lambda: self._api.resume(Span(SETTLE_S)))
+        finally:
             self._known.set(replace(before, paused=False, frozen=0))
-            if isinstance(error, EngineUnknown):
-                raise EngineTimeout(f"pause: {error}; admission is open again") from error
-        raise error
 
     @one_command
     def resume(self) -> None:
@@ -210,7 +196,7 @@ class SGLangEngine:
         if asleep or belief.weights != "valid":
             raise EngineFailed(f"resume: {' and '.join(asleep) or 'weight'} not usable; wake or update first")
         try:
-            self._again(lambda: self._api.resume(Span(CALL_S)))
+            once_more(lambda: self._api.resume(Span(CALL_S)))
         except EngineUnknown:
             self._known.set(replace(belief, paused=False, frozen=0))  # it may serve: the next pause is a real one
             raise
