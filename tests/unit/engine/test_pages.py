@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moebus.engine.port import Capabilities
-from moebus.schemas.tags import Tag
+from tests.support.capability_table import declared
 from tests.support.stand_ins.fastdeploy import StandIn as FastDeploy
 from tests.support.stand_ins.sglang import StandIn as SGLang
 from tests.unit.engine.fastdeploy.rig import fastdeploy
@@ -26,23 +25,6 @@ def told(kind: str) -> dict[str, str]:
     table = page(kind).partition("Capabilities, as the adapter declares them:")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", table, re.MULTILINE)
     return {name: value for name, value in rows if name not in ("capability", "---")}
-
-
-def declared(can: Capabilities) -> dict[str, str]:
-    def words(values: object) -> str:
-        return ", ".join(sorted(map(str, values)))  # type: ignore[call-overload]
-
-    found = {
-        "pause modes": words(can.pause_modes),
-        "levels of weight": words(can.levels[Tag.WEIGHT]),
-        "levels of kv_cache": words(can.levels[Tag.KV_CACHE]),
-        "tags": words(can.tags),
-        "stage": can.stage,
-        "cache modes": words(can.cache_modes),
-        "transfer": "yes" if can.transfer else "no",
-        "abort": "yes" if can.abort else "no",
-    }
-    return found | ({"wakes whole": "yes"} if can.wakes_whole else {})
 
 
 def test_sglang(tmp_path: Path) -> None:

@@ -7,32 +7,18 @@ from pathlib import Path
 
 from moebus.engine.vllm import api
 from moebus.engine.vllm.engine import CAPABILITIES
-from moebus.schemas.tags import Tag
+from tests.support.capability_table import declared
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs/engines/vllm.md").read_text()
 
 
-def words(values: object) -> str:
-    return ", ".join(sorted(map(str, values)))  # type: ignore[call-overload]
-
-
 def test_the_table_of_capabilities() -> None:
     table = dict(re.findall(r"^\| ([a-z_ ]+) \| ([a-z_, ]+) \|$", PAGE.partition("Capabilities, as")[2], re.MULTILINE))
     del table["capability"]
-    can = CAPABILITIES
-    assert table == {
-        "pause modes": words(can.pause_modes),
-        "levels of weight": words(can.levels[Tag.WEIGHT]),
-        "levels of kv_cache": words(can.levels[Tag.KV_CACHE]),
-        "tags": words(can.tags),
-        "stage": can.stage,
-        "cache modes": words(can.cache_modes),
-        "transfer": "yes" if can.transfer else "no",
-        "abort": "yes" if can.abort else "no",
-        "sleeps whole": "yes" if can.sleeps_whole else "no",
-    }
-    assert not can.wakes_whole
+    assert table == declared(CAPABILITIES)
+    assert table["sleeps whole"] == "yes"
+    assert "wakes whole" not in table
 
 
 def test_every_call_is_on_the_page() -> None:
