@@ -204,11 +204,10 @@ class Partition:
             StoreFull: no room; DELETE and CLEAR have a reserve of their own.
         """
         size = len(value or b"")
-        if not _frees(value) and self._level(size) > 1 - RESERVE:
-            raise StoreFull(self._fill(), lost=False)
-        before = self._pending
         if _frees(value):
-            self._pending = (*before, *_fence_of(value))  # readers know it before anything is taken away
+            self._pending = (*self._pending, *_fence_of(value))  # readers know it before anything is taken away
+        elif self._level(size) > 1 - RESERVE:
+            raise StoreFull(self._fill(), lost=False)
         with self._guarded() as ingest:
             outcome = ingest.apply(value, now_ms)
         if outcome.completed is not None:
