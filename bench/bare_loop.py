@@ -12,6 +12,7 @@ from typing import Any
 import lmdb
 from kafka import KafkaConsumer, TopicPartition
 
+from moebus.broker.kafka import frames
 from moebus.broker.kafka.config import reader_options
 from moebus.broker.kafka.selector import QuickSelector
 from moebus.broker.kafka.sockets import DIRECT
@@ -24,6 +25,7 @@ def main(bootstrap: str, topic: str, partitions: int, folder: str, tuned: bool =
     """Follows the topic from its start, for ever."""
     if tuned:
         keep_memory(64 << 20)
+        frames.install()
     options = {**reader_options(0.5, 10.0), **({"proxy_url": DIRECT, "selector": QuickSelector} if tuned else {})}
     consumer: Any = KafkaConsumer(bootstrap_servers=[bootstrap], **options)
     tps = [TopicPartition(topic, number) for number in range(partitions)]

@@ -27,6 +27,7 @@ import numpy as np
 from moebus.broker.memory import MemoryBroker
 from moebus.broker.ports import LogRecord, OutRecord
 from moebus.broker.topics import Topics, ensure
+from moebus.cli._store import SWITCH_SECONDS
 from moebus.consumers.reader.ask import Query
 from moebus.consumers.reader.store_client import StoreClient
 from moebus.consumers.store import Question, RouteStore, StoreOptions, store_routes
@@ -206,7 +207,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where the store lies (default: a temporary folder)")
     args = parser.parse_args()
     logging.disable(logging.ERROR)
-    sys.setswitchinterval(0.001)  # as `moebus store` does
+    sys.setswitchinterval(SWITCH_SECONDS)  # as `moebus store` does
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         measure(Path(name), args.rollouts, args.large)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -12,7 +13,7 @@ import numpy as np
 
 from moebus.schemas.dtypes import wire_dtype
 from moebus.schemas.errors import InvalidInput
-from moebus.schemas.record import Status, Versions
+from moebus.schemas.record import CheckLevel, Status, Versions
 from moebus.schemas.route_ref import RouteRef
 
 T = TypeVar("T")
@@ -25,7 +26,8 @@ class RouteAnswer:
 
     `ref.rows` counts all rows of the attempt. `layers`: global numbers, in the order of the body. No layers: an attempt
     without any row. `versions` is None where there are too many for a header. `partition`, `applied`: where it lies,
-    and the next offset that the store has to read there.
+    and the next offset that the store has to read there. `checked`: how closely the store looked at these rows when it
+    took them in. `checksum`: XXH3-64 of the rows, None where the first was sent before the last was read.
     """
 
     ref: RouteRef
@@ -41,6 +43,8 @@ class RouteAnswer:
     card_digest: str | None = None
     partition: int = 0
     applied: int = 0
+    checked: CheckLevel = "off"
+    checksum: int | None = None
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -67,7 +71,8 @@ class RouteAnswer:
             "moebus-finish-reason": quote(self.finish_reason), "moebus-epoch": str(self.epoch),
             "moebus-versions": versions if len(versions) <= _MAX_VERSIONS_CHARS else "",
             "moebus-card-digest": self.card_digest or "", "moebus-partition": str(self.partition),
-            "moebus-applied": str(self.applied),
+            "moebus-applied": str(self.applied), "moebus-checked": self.checked,
+            "moebus-checksum": "" if self.checksum is None else f"{self.checksum:016x}",
         }  # fmt: skip
         return {name: value for name, value in fields.items() if value != ""}
 
@@ -78,9 +83,7 @@ class RouteAnswer:
         Raises:
             InvalidInput: naming the header field that is missing or malformed.
         """
-        status = _text(headers, "moebus-status")
-        if status not in get_args(Status):
-            raise InvalidInput("moebus-status", f"{status!r} is unknown")
+        status: Status = _one_of(headers, "moebus-status", Status)
         layers = headers.get("moebus-layers", "")
         answer = cls(
             ref=RouteRef.from_dict(_json(headers, "moebus-ref", dict)),
@@ -89,13 +92,15 @@ class RouteAnswer:
             layers=tuple(_decimal("moebus-layers", text) for text in layers.split(",")) if layers else (),
             top_k=_number(headers, "moebus-top-k"),
             num_experts=_number(headers, "moebus-num-experts"),
-            status=status,  # type: ignore[arg-type]  # checked above
+            status=status,
             finish_reason=unquote(headers.get("moebus-finish-reason", "")),
             epoch=_number(headers, "moebus-epoch"),
             versions=_versions(headers),
             card_digest=headers.get("moebus-card-digest"),
             partition=_number(headers, "moebus-partition"),
             applied=_number(headers, "moebus-applied"),
+            checked=_one_of(headers, "moebus-checked", CheckLevel) if "moebus-checked" in headers else "off",
+            checksum=_checksum(headers),
         )
         if headers.get("moebus-dtype") != answer.dtype.str:
             wanted = answer.dtype.str
@@ -127,6 +132,24 @@ def _text(headers: Mapping[str, str], name: str) -> str:
     if name not in headers:
         raise InvalidInput(name, "missing in the store's answer")
     return headers[name]
+
+
+def _one_of(headers: Mapping[str, str], name: str, values: Any) -> Any:
+    """`values`: a Literal type."""
+    text = _text(headers, name)
+    if text not in get_args(values):
+        raise InvalidInput(name, f"{text!r} is unknown")
+    return text
+
+
+def _checksum(headers: Mapping[str, str]) -> int | None:
+    name = "moebus-checksum"
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch("[0-9a-f]{16}", text):
+        raise InvalidInput(name, f"{text[:40]!r} is not 16 hexadecimal digits")
+    return int(text, 16)
 
 
 def _number(headers: Mapping[str, str], name: str) -> int:

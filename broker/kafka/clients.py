@@ -13,7 +13,7 @@ from kafka.net.compat import KafkaNetClient
 from kafka.serializer import Serializer
 
 from moebus.broker.errors import BrokerUnavailable
-from moebus.broker.kafka import lenient
+from moebus.broker.kafka import frames, lenient
 from moebus.broker.kafka.config import KafkaConfig, Options, producer_options
 from moebus.broker.kafka.faults import describe
 from moebus.broker.kafka.reasons import Reasons
@@ -49,6 +49,7 @@ def make_consumer(
 ) -> Consumer:
     """A connected consumer that reads bytes and never commits by itself. Raises as `make_producer`."""
     lenient.install()
+    frames.install()
     return _connected(KafkaConsumer, {**config.client(name), **options}, config, timeout, give_up)
 
 

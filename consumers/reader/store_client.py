@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
 
 import numpy as np
+import xxhash
 
 from moebus.consumers.reader.ask import Query
 from moebus.consumers.reader.connections import UNREACHABLE, Connections, Http, Reply
@@ -55,7 +56,8 @@ class StoreClient:
     """Connections to any number of stores, kept open between requests."""
 
     def __init__(self, http: Http | None = None, checks: CheckLevel = "off") -> None:
-        """`checks`: above "off" the ids of rows are looked at while the rest of them is still on its way."""
+        """`checks`: above "off" the ids of rows are looked at while the rest of them is still on its way; with "ids"
+        not again where the store did so and a checksum says that the rows are the same."""
         self._http: Http = http or Connections()
         self._checks: CheckLevel = checks
 
@@ -168,14 +170,21 @@ def _body(url: str, reply: Reply, answer: RouteAnswer, checks: CheckLevel) -> Ro
         raise RouteCorrupt(f"{url} sends {length} bytes where its rows have {answer.nbytes}")
     routes: RouteArray = np.empty(answer.shape, answer.dtype)
     step = max(1, _SLICE_BYTES // max(1, answer.nbytes // max(1, answer.rows)))
+    checksum = xxhash.xxh3_64() if answer.checksum is not None else None
+    known = checksum is not None and checks == "ids" and answer.checked != "off"
     for first in range(0, answer.rows, step):
         part = routes[first : first + step]
-        filled = reply.fill(part.reshape(-1).view(np.uint8).data)
+        memory = part.reshape(-1).view(np.uint8).data
+        filled = reply.fill(memory)
         if filled != part.nbytes:  # deleted while it was read: the next question hears so
             ended = routes[:first].nbytes + filled
             raise HTTPException(f"the answer ended after {ended} of {answer.nbytes} bytes")
-        if checks != "off":
+        if checksum is not None:
+            checksum.update(memory)
+        if checks != "off" and not known:
             _check(part, answer)
+    if checksum is not None and checksum.intdigest() != answer.checksum:
+        raise HTTPException("what arrived is not what it sent (checksum)")  # asked again, or of another store
     return routes
 
 

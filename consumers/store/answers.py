@@ -1,11 +1,11 @@
-"""Questions to the partitions of a store, answered from what is committed."""
+"""Questions to the partitions of a store, answered from what is committed and what the open batch has made whole."""
 
 from __future__ import annotations
 
 import heapq
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from moebus.consumers.store.select import select
 from moebus.consumers.store.state import AttemptState
 from moebus.consumers.store.view import Plan, View, rows_of
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.record import rows_checksum
 from moebus.schemas.rollout import RolloutKey, partition_key
 from moebus.schemas.route_answer import RouteAnswer
 from moebus.schemas.route_errors import RouteNotYet, StoreCatchingUp
@@ -60,10 +61,15 @@ class Answer:
         np.lib.format.write_array_header_1_0(head, shape)
         return head.getvalue()
 
-    def rows(self) -> Iterator[bytes]:
-        """The rows, one piece a stored chunk. Raises RouteDeleted or RouteCorrupt, also in the middle."""
+    def rows(self) -> Iterator[memoryview]:
+        """The bytes of the rows, one piece a stored chunk. Raises RouteDeleted or RouteCorrupt, also in the middle."""
         for rows in rows_of(self.view, self.plan, self.columns):
-            yield rows.tobytes()
+            yield rows.reshape(-1).view(np.uint8).data
+
+    def read(self) -> tuple[Answer, list[memoryview]]:
+        """All rows at once, and the answer with their checksum. Raises as `rows`."""
+        pieces = list(self.rows())
+        return replace(self, meta=replace(self.meta, checksum=rows_checksum(pieces))), pieces
 
 
 class Answers:
@@ -119,19 +125,19 @@ class Answers:
 
     def _find(self, question: Question, partitions: dict[int, Partition]) -> Answer:
         held: list[AttemptState] = []
-        place: dict[bytes, tuple[int, int]] = {}
+        place: dict[bytes, tuple[int, int, View]] = {}
         fence = None
         for number, partition in partitions.items():
-            found = View(partition).find(question.key)
+            view = View(partition, partition.fresh)  # before the tables are read: after a commit it is in them
+            found = view.find(question.key)
             if question.min_offset is not None and found.applied < question.min_offset:
                 raise RouteNotYet(f"{question.key}: partition {number} is read up to {found.applied}")
             attempts = [s for s in found.attempts if question.group in (None, s.header.group)]
             held += attempts
-            place.update({state.header.attempt: (number, found.applied) for state in attempts})
+            place.update({state.header.attempt: (number, found.applied, view) for state in attempts})
             fence = fence or found.fence
         chosen = select(question.key, held, question.attempt, fence)
-        number, applied = place[chosen.header.attempt]
-        return _answer(question, chosen, number, applied, View(partitions[number]))
+        return _answer(question, chosen, *place[chosen.header.attempt])
 
 
 def position(state: AttemptState) -> bytes:
@@ -160,7 +166,7 @@ def _answer(question: Question, state: AttemptState, number: int, applied: int, 
     meta = RouteAnswer(
         ref_of(state), question.start, stop - question.start, layers, shape.top_k if shape else 0,
         shape.num_experts if shape else 0, end.status, end.finish_reason, state.header.epoch, plan.versions,
-        end.card_digest, number, applied,
+        end.card_digest, number, applied, view.checked,
     )  # fmt: skip
     return Answer(meta, view, plan, _columns(layers, shape.layers if shape else ()))
 

@@ -167,6 +167,8 @@ class Follower:
             return
         if outcome.dead and record.value is not None:
             self._dead.add(record, outcome.reason)
+        if outcome.readable and outcome.completed is not None:
+            self._progress.readable(number, outcome.completed.key)
         self._recorder.record(record, outcome)
         self._say(record, outcome)
         if self._dirty_since is None:

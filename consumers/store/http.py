@@ -86,7 +86,7 @@ class _Pages:
         if whole is not None:
             return Pieces([head, *whole], headers)
         body = answer.rows()
-        first = await run_in_threadpool(next, body, b"")  # a fault of the first chunk is still a status
+        first = await run_in_threadpool(next, body, memoryview(b""))  # a fault of the first chunk is still a status
         return StreamingResponse(chain((head, first), body), headers=headers)
 
     async def listing(self, request: Request) -> Response:
@@ -135,12 +135,12 @@ class _Pages:
             raise StoreCatchingUp("the store is starting")
         return store
 
-    async def _wait(self, question: Question, seconds: float, most: int) -> tuple[Answer, list[bytes] | None]:
+    async def _wait(self, question: Question, seconds: float, most: int) -> tuple[Answer, list[memoryview] | None]:
         """The answer, and its rows where they have at most `most` bytes. Asks again after every commit, as long as
         the answer may still change."""
         store = self._store()
         deadline = store.clock.monotonic() + seconds
-        with Changes(store.progress, question.partition) as changes:
+        with Changes(store.progress, question.partition, question.key) as changes:
             while True:
                 changes.clear()
                 try:
@@ -152,15 +152,15 @@ class _Pages:
                 await changes.wait(left)
 
 
-def _read(store: RouteStore, question: Question, most: int) -> tuple[Answer, list[bytes] | None]:
+def _read(store: RouteStore, question: Question, most: int) -> tuple[Answer, list[memoryview] | None]:
     answer = store.find(question)
-    return answer, list(answer.rows()) if answer.meta.nbytes <= most else None
+    return answer.read() if answer.meta.nbytes <= most else (answer, None)
 
 
 class Pieces(Response):
     """Bytes that are all there, sent one after the other without putting them together."""
 
-    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
+    def __init__(self, pieces: Sequence[bytes | memoryview], headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers)
         self._pieces = pieces
 

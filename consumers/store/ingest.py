@@ -8,6 +8,7 @@ from functools import lru_cache
 from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.decide import Decision, Facts, Rules, Verdict, decide
 from moebus.consumers.store.doomed import hidden
+from moebus.consumers.store.fresh import Fresh
 from moebus.consumers.store.removal import Removal, superseded
 from moebus.consumers.store.state import AttemptState, Owner
 from moebus.consumers.store.tables import Meta, Tables, Usage
@@ -20,14 +21,15 @@ from moebus.schemas.rollout import RolloutKey, structured
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a record. `kind`: chunk, end, delete, clear or unreadable. `reason`: where it was not taken.
-    `dead`: a copy has to go to the dead letters. `completed`: the attempt that it made whole. `over_quota`: the run
-    that had to give something up for it."""
+    `dead`: a copy has to go to the dead letters. `completed`: the attempt that it made whole; `readable`: before the
+    commit. `over_quota`: the run that had to give something up for it."""
 
     kind: str
     verdict: Verdict
     reason: str = ""
     dead: bool = False
     completed: AttemptState | None = None
+    readable: bool = False
     fence: Delete | Clear | None = None
     over_quota: str | None = None
 
@@ -35,12 +37,14 @@ class Outcome:
 class Ingest:
     """Works in one write transaction of one partition."""
 
-    def __init__(self, tables: Tables, meta: Meta, rules: Rules, blobs: Blobs) -> None:
+    def __init__(self, tables: Tables, meta: Meta, rules: Rules, blobs: Blobs, fresh: Fresh) -> None:
+        """`fresh`: is told what becomes readable."""
         self.meta = meta
         self.removal = Removal(tables, rules)
         self._tables = tables
         self._rules = rules
         self._blobs = blobs
+        self._fresh = fresh
 
     def apply(self, value: bytes | None, now_ms: int) -> Outcome:
         """`value`: of a Kafka record; `now_ms`: its append time. Never raises for what the record holds.
@@ -78,7 +82,9 @@ class Ingest:
             return Outcome(kind, "refused", "quota", over_quota=header.run)
         gave = header.run if self._given_up() > gone else None
         dead = decision.verdict in ("spoilt", "quarantined")
-        return Outcome(kind, decision.verdict, decision.reason, dead, whole, over_quota=gave)
+        owner = decision.owner
+        readable = whole is not None and owner is not None and self._fresh.made_whole(whole, owner)
+        return Outcome(kind, decision.verdict, decision.reason, dead, whole, readable, over_quota=gave)
 
     def _given_up(self) -> int:
         return self.removal.removed["quota"] + self.removal.cut
@@ -141,6 +147,7 @@ class Ingest:
             self._own(decision.owner, len(value) if decision.blob else 0, decision.verdict == "completed")
         if decision.blob and decision.owner is not None and isinstance(record, Chunk):
             self._blobs.put(self._tables, decision.owner.number, record.index, record.header.attempt, value)
+            self._fresh.took_blob(decision.owner.number, record.index, value)
         if decision.attempt is not None:
             self._tables.put_attempt(decision.attempt, held)
         if decision.verdict == "completed":
@@ -148,6 +155,7 @@ class Ingest:
 
     def _own(self, owner: Owner, more: int, whole: bool) -> None:
         size = owner.size + more
+        self._fresh.took(owner)
         self._tables.put_owner(replace(owner, size=size, whole=whole))
         change = Usage(size, -owner.size) if whole else Usage(0, more)
         if change.whole or change.open:

@@ -16,10 +16,11 @@ from moebus.consumers.store.blobs.port import Blobs, BlobsUnavailable
 from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.env import Env, wipe
+from moebus.consumers.store.fresh import Fresh
 from moebus.consumers.store.ingest import Ingest, Outcome
 from moebus.consumers.store.tables import Meta, Tables
 from moebus.schemas.errors import BadRecord
-from moebus.schemas.record import Clear, Delete, Kind, decode
+from moebus.schemas.record import CheckLevel, Clear, Delete, Kind, decode, weaker
 
 _KIND_AT = 5
 _RECORD_OVERHEAD = 16_384  # index pages that a record may touch
@@ -114,6 +115,8 @@ class Partition:
         self._pending: tuple[Delete | Clear, ...] = ()
         self._unfinished: tuple[Delete | Clear, ...] = ()
         self._scattered = False
+        self.fresh = Fresh()
+        """What of the open batch is readable already."""
         self.blobs = blobs or InlineBlobs()
         self.damaged: str | None = None
         """What a reader found missing or unreadable; the one that writes rebuilds."""
@@ -134,10 +137,10 @@ class Partition:
         if found is not None and _origin(found) != _origin(fresh):
             self._empty()
             found = None
-        return found or fresh
+        return replace(found, checks=weaker(found.checks, self._rules.checks)) if found is not None else fresh
 
     def _fresh(self, guard: Guard) -> Meta:
-        return Meta(guard.cluster_id, guard.topic_id, blobs=self.blobs.identity)
+        return Meta(guard.cluster_id, guard.topic_id, blobs=self.blobs.identity, checks=self._rules.checks)
 
     def _empty(self) -> None:
         self._unfinished = ()
@@ -154,6 +157,11 @@ class Partition:
         self._meta = self._fresh(guard)
         self.next_offset = None
         self._used = 0
+
+    @property
+    def checked(self) -> CheckLevel:
+        """How closely all rows that are held were looked at."""
+        return self._meta.checks
 
     @property
     def guard(self) -> Guard:
@@ -327,7 +335,8 @@ class Partition:
     def _begin(self) -> Ingest:
         if self._ingest is None:
             self._txn = self.env.begin_write()
-            self._ingest = Ingest(Tables(self.env, self._txn, self._scattered), self._meta, self._rules, self.blobs)
+            tables = Tables(self.env, self._txn, self._scattered)
+            self._ingest = Ingest(tables, self._meta, self._rules, self.blobs, self.fresh)
             self._ingest.removal.changes = self._batch.changes if self.watched else None
         return self._ingest
 
@@ -336,6 +345,7 @@ class Partition:
         self._ingest = None
         self._batch = Batch()
         self._pending = ()
+        self.fresh = Fresh()
         self._room = self._ask_room()
 
     def _ask_room(self) -> int:

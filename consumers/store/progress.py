@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from moebus.observability.clock import Clock
+from moebus.schemas.rollout import RolloutKey
 
 SILENCE_SECONDS = 10.0
+Listener = Callable[[int, "RolloutKey | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Lag:
 
 
 class Progress:
-    """Thread-safe. `version` changes with every commit."""
+    """Thread-safe. `version` changes with every commit, and with all that is readable before it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,13 +36,14 @@ class Progress:
         self._lags: dict[int, Lag] = {}
         self._heard = clock.monotonic()
         self._waiting: str | None = "the store is starting"
-        self._listeners: dict[int, Callable[[int], None]] = {}
+        self._listeners: dict[int, Listener] = {}
         self._numbers = count()
         self.version = 0
 
-    def listen(self, changed: Callable[[int], None]) -> Callable[[], None]:
-        """`changed(number)` is called after every change of `version`, with the partition it was of, on the thread that
-        made it, and must be quick. The result ends that."""
+    def listen(self, changed: Listener) -> Callable[[], None]:
+        """`changed(number, key)` is called after every change of `version`, with the partition it was of, and with the
+        rollout that became readable where nothing else can have changed; on the thread that made the change, and it
+        must be quick. The result ends that."""
         with self._lock:
             number = next(self._numbers)
             self._listeners[number] = changed
@@ -50,12 +53,16 @@ class Progress:
         with self._lock:
             del self._listeners[number]
 
-    def _tell(self, number: int) -> None:
+    def readable(self, number: int, key: RolloutKey) -> None:
+        """A rollout can be read, before its commit."""
+        self._tell(number, key)
+
+    def _tell(self, number: int, key: RolloutKey | None = None) -> None:
         with self._lock:
             self.version += 1
             listeners = list(self._listeners.values())
         for changed in listeners:
-            changed(number)
+            changed(number, key)
 
     def wait_for(self, reason: str | None) -> None:
         """Why nothing is followed yet; None once all is."""

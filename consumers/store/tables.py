@@ -21,6 +21,7 @@ from moebus.consumers.store.state import (
     load_attempt,
     load_owner,
 )
+from moebus.schemas.record import CheckLevel
 from moebus.schemas.rollout import RolloutId, RolloutKey, ancestors
 
 FORMAT = 2
@@ -34,7 +35,8 @@ _META = b"meta"
 @dataclass(frozen=True, slots=True)
 class Meta:
     """What belongs to the partition as a whole. `next_offset` None: nothing was read yet. `now_ms`: the latest append
-    time read. `owners`: numbers given to blobs so far. `blobs`: where their bytes lie."""
+    time read. `owners`: numbers given to blobs so far. `blobs`: where their bytes lie. `checks`: how closely all
+    that is held was looked at."""
 
     cluster_id: str
     topic_id: str
@@ -44,6 +46,7 @@ class Meta:
     whole: int = 0
     format: int = FORMAT
     blobs: str = "lmdb"
+    checks: CheckLevel = "off"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from moebus.consumers.store import keys
 from moebus.consumers.store.blobs.port import BlobMissing, BlobsUnavailable, answer_of
 from moebus.consumers.store.doomed import hides
 from moebus.consumers.store.env import EnvClosed
+from moebus.consumers.store.fresh import NOTHING, Fresh
 from moebus.consumers.store.partition import Partition
-from moebus.consumers.store.state import AttemptState
-from moebus.consumers.store.tables import Tables
+from moebus.consumers.store.state import AttemptState, Owner
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import BadRecord
-from moebus.schemas.record import Chunk, Clear, Delete, Versions, decode, merge_versions, unpack
+from moebus.schemas.record import CheckLevel, Chunk, Clear, Delete, Versions, decode, merge_versions, unpack
 from moebus.schemas.rollout import RolloutKey
 from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted, StoreCatchingUp
 
@@ -59,13 +59,16 @@ class Plan:
 class View:
     """Any thread may use it."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, fresh: Fresh = NOTHING) -> None:
+        """`fresh`: what is to be seen besides what is committed."""
         self._partition = partition
+        self._fresh = fresh
 
     def find(self, key: RolloutKey) -> Finding:
         """Every attempt of a rollout; those that a delete read a moment ago removes are shown as gone."""
         with self._partition.reading() as (tables, pending):
-            found = tuple(_seen(state, pending) for state in tables.attempts(keys.choice_range(key)))
+            held = self._fresh.over(key, list(tables.attempts(keys.choice_range(key))))
+            found = tuple(_seen(state, pending) for state in held)
             fence = tables.fence_over(key.run, key.rollout_id)
             meta = tables.meta()
         covering = [record for record in pending if hides(record, key.run, key.rollout_id, 0)]
@@ -92,8 +95,14 @@ class View:
             for part in state.parts:
                 low, high = max(part.start, start), min(part.stop, stop)
                 if low < high:
-                    _plan_part(tables, part.owner, low, high, pieces, versions)
+                    owner = self._fresh.owner(part.owner) or tables.owner(part.owner)
+                    _plan_part(owner, low, high, pieces, versions)
         return Plan(tuple(pieces), merge_versions(versions))
+
+    @property
+    def checked(self) -> CheckLevel:
+        """How closely the rows were looked at when they were taken in."""
+        return self._partition.checked
 
     @property
     def ahead(self) -> int:
@@ -101,8 +110,8 @@ class View:
         return self._partition.blobs.ahead
 
     def ask(self, pieces: Sequence[Piece]) -> list[Asked | None]:
-        """Their bytes on the way; None for what the index does not have."""
-        entries = [self._entry(piece) for piece in pieces]
+        """Their bytes on the way; None for what the index does not have, and for what needs no way."""
+        entries = [None if self._held(piece) else self._entry(piece) for piece in pieces]
         found = [(piece.owner, entry) for piece, entry in zip(pieces, entries, strict=True) if entry is not None]
         asked = iter(self._partition.blobs.ask(found))
         return [(entry, next(asked)) if entry is not None else None for entry in entries]
@@ -127,6 +136,9 @@ class View:
         return np.ascontiguousarray(rows if layers is None else rows[:, layers, :])
 
     def _bytes(self, piece: Piece, asked: Asked | None) -> bytes:
+        held = self._held(piece)
+        if held is not None:
+            return held
         blobs = self._partition.blobs
         entry = asked[0] if asked is not None else self._entry(piece)
         if entry is None:
@@ -140,6 +152,10 @@ class View:
                 raise RouteDeleted("removed while it was read") from None
             self._partition.damaged = f"stored chunk {piece.index}: {error}"
             raise RouteCorrupt(self._partition.damaged) from error
+
+    def _held(self, piece: Piece) -> bytes | None:
+        """In memory."""
+        return self._fresh.blob(piece.owner, piece.index)
 
     def _entry(self, piece: Piece) -> bytes | None:
         try:
@@ -157,14 +173,13 @@ class View:
             return False
 
 
-def _plan_part(tables: Tables, number: int, low: int, high: int, pieces: list[Piece], versions: list[Versions]) -> None:
-    owner = tables.owner(number)
+def _plan_part(owner: Owner | None, low: int, high: int, pieces: list[Piece], versions: list[Versions]) -> None:
     if owner is None:
         raise RouteDeleted("removed while it was read")
     for chunk in owner.chunks:
         first, last = max(chunk.start, low), min(chunk.start + chunk.rows, high)
         if first < last:
-            pieces.append(Piece(number, chunk.index, owner.attempt, first - chunk.start, last - chunk.start))
+            pieces.append(Piece(owner.number, chunk.index, owner.attempt, first - chunk.start, last - chunk.start))
             versions.append(_clip(chunk.versions, first, last))
 
 

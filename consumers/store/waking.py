@@ -1,4 +1,4 @@
-"""How a request that waits hears of a commit: the follower's thread wakes its event loop."""
+"""How a request that waits hears of a commit, or of its rollout before that: the follower wakes its event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from moebus.consumers.store.progress import Progress
+from moebus.schemas.rollout import RolloutKey
 
 LONGEST = 1.0
 """Seconds after which a question is asked again without a change: that the brokers are silent is no commit."""
@@ -15,10 +16,11 @@ LONGEST = 1.0
 class Changes:
     """Made and used on an event loop, as a context manager."""
 
-    def __init__(self, progress: Progress, number: int | None) -> None:
-        """`number`: the partition that matters; None: any."""
+    def __init__(self, progress: Progress, number: int | None, key: RolloutKey) -> None:
+        """`number`: the partition that matters; None: any. `key`: the rollout."""
         self._progress = progress
         self._number = number
+        self._key = key
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -40,7 +42,7 @@ class Changes:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._event.wait(), min(seconds, LONGEST))
 
-    def _changed(self, number: int) -> None:
-        if self._number is None or self._number == number:
+    def _changed(self, number: int, key: RolloutKey | None) -> None:
+        if self._number in (None, number) and key in (None, self._key):
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._event.set)

@@ -13,7 +13,7 @@ from moebus.producers.routing.parcel import MAX_AGE_MS, Parcel, Sent, Settle
 from moebus.producers.routing.pipeline import Job
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.headers import BINARY_TYPE, build_headers
-from moebus.schemas.record import Clear, Delete, check_ids, encode, encode_attempt, record_key
+from moebus.schemas.record import Clear, Delete, encode, encode_attempt, record_key
 from moebus.schemas.rollout import partition_key
 
 
@@ -41,12 +41,11 @@ def rollout_job(parcel: Parcel, wire: Wire, clock: Clock, settle: Settle) -> Job
         if clock.now_ms() - parcel.created_ms > MAX_AGE_MS:
             raise RoutesDropped(f"{parcel.name}: older than 20 hours, so a delete of it may be forgotten; not sent")
         rows = parcel.rows.view(parcel.card.dtype)
-        check_ids(rows, parcel.card.num_experts)
         key = partition_key(parcel.header.run, parcel.header.group)
         headers = wire.headers(parcel.header.attempt_text, parcel.traceparent)
         encoded = encode_attempt(
             rows, parcel.header, parcel.card, parcel.outcome,
-            versions=parcel.versions, codec=parcel.codec, target=parcel.target,
+            versions=parcel.versions, codec=parcel.codec, target=parcel.target, check=True,
         )  # fmt: skip
         for value in encoded:
             sizes.append(len(value))

@@ -1,6 +1,6 @@
 """Records of the routes topic: values, bytes, and arrays in between. Bytes: `docs/wire-format.md`."""
 
-from moebus.schemas.record.checksum import record_checksum, stored_checksum, whole_checksum
+from moebus.schemas.record.checksum import record_checksum, rows_checksum, stored_checksum, whole_checksum
 from moebus.schemas.record.chunking import (
     Outcome,
     assemble,
@@ -10,7 +10,7 @@ from moebus.schemas.record.chunking import (
     merge_versions,
 )
 from moebus.schemas.record.codec import check_ids, pack, unpack
-from moebus.schemas.record.content import CheckLevel, check_content
+from moebus.schemas.record.content import CheckLevel, check_content, weaker
 from moebus.schemas.record.decode import REASONS, decode
 from moebus.schemas.record.encode import encode
 from moebus.schemas.record.types import (
@@ -55,7 +55,9 @@ __all__ = [
     "pack",
     "record_checksum",
     "record_key",
+    "rows_checksum",
     "stored_checksum",
     "unpack",
+    "weaker",
     "whole_checksum",
 ]

@@ -22,6 +22,14 @@ def stored_checksum(data: bytes | memoryview) -> int:
     return int.from_bytes(data[CHECKSUM_AT : CHECKSUM_AT + CHECKSUM_BYTES], "little")
 
 
+def rows_checksum(pieces: Iterable[bytes | memoryview]) -> int:
+    """XXH3-64 of rows that are sent one piece after the other."""
+    state = xxhash.xxh3_64()
+    for piece in pieces:
+        state.update(piece)
+    return state.intdigest()
+
+
 def whole_checksum(chunks: Iterable[int]) -> int:
     """XXH3-64 over the record checksums of chunks 0 .. n-1 as little-endian u64: one END fits one set of chunks."""
     return xxhash.xxh3_64_intdigest(b"".join(checksum.to_bytes(8, "little") for checksum in chunks))

@@ -57,14 +57,16 @@ def chunk_rows(
     versions: Versions = (),
     codec: CodecName = "zstd",
     target: int = TARGET_CHUNK_BYTES,
+    check: bool = False,
 ) -> Iterator[Chunk]:
     """Splits the attempt's own rows into chunks of equal size, each at most `target` bytes unpacked.
 
     `routes`: as `check_routes` gave them, row 0 being row `header.own_start` of the rollout. `versions`: absolute rows,
-    the first one at or below the own start. The same arguments always give the same chunks.
+    the first one at or below the own start. `check`: look at the ids of each chunk, just before it is made. The same
+    arguments always give the same chunks.
 
     Raises:
-        InvalidInput: field `routes` where one row alone is above `target`, or as `check_versions`.
+        InvalidInput: field `routes` where one row alone is above `target`, or as `check_ids`; or as `check_versions`.
     """
     check_header(header)
     row_bytes = len(card.moe_layers) * card.top_k * wire_dtype(card.num_experts).itemsize
@@ -75,6 +77,8 @@ def chunk_rows(
     check_versions(_within(versions, own, total), own, total) if total else None
     for index in range(count):
         first, last = total * index // count, total * (index + 1) // count
+        if check:
+            check_ids(routes[first:last], card.num_experts)
         used, payload = pack(routes[first:last], codec)
         yield Chunk(
             header, index, own + first, last - first, card.moe_layers, card.top_k, card.num_experts, used, payload,
@@ -98,10 +102,11 @@ def encode_attempt(
     versions: Versions = (),
     codec: CodecName = "zstd",
     target: int = TARGET_CHUNK_BYTES,
+    check: bool = False,
 ) -> Iterator[bytes]:
     """The records of one attempt in order, encoded: its chunks, then its END. Arguments as `chunk_rows`."""
     checksums = []
-    for chunk in chunk_rows(routes, header, card, versions=versions, codec=codec, target=target):
+    for chunk in chunk_rows(routes, header, card, versions=versions, codec=codec, target=target, check=check):
         data = encode(chunk)
         checksums.append(stored_checksum(data))
         yield data

@@ -12,6 +12,7 @@ CheckLevel = Literal["off", "ids", "full"]
 """off: checksums, structure and counts alone, which are always looked at. ids: also each id below the number of experts
 and none twice in a top-k (so rows of zeros are found where top-k is above 1), and the layers against the model card
 that the END names. full: also chunks in which every row is the same."""
+_CLOSENESS: tuple[CheckLevel, ...] = ("off", "ids", "full")
 CONSTANT_ROWS = 64
 """So many rows that are all alike in every layer are no routes; fewer may be, of a token that repeats itself."""
 
@@ -27,6 +28,11 @@ def check_content(rows: RouteArray, num_experts: int, level: CheckLevel) -> None
     check_ids(rows, num_experts)
     if level == "full" and is_constant(rows):
         raise InvalidInput("routes", f"all {len(rows)} rows are the same: they were not captured")
+
+
+def weaker(one: CheckLevel, other: CheckLevel) -> CheckLevel:
+    """What can be said of rows some of which were looked at as `one`, the others as `other`."""
+    return min(one, other, key=_CLOSENESS.index)
 
 
 def is_constant(rows: RouteArray) -> bool:

@@ -60,6 +60,17 @@ class InputSuite:
             assert error.field == "routes"
         assert {r.header.rollout_id for r in decoded(world) if isinstance(r, End)} == {"b"}
 
+    def test_an_expert_twice_further_on_is_told_too_and_the_rollout_gets_no_end(self, world: PublisherWorld) -> None:
+        rows = make_routes(200_000)  # two chunks
+        rows[-1] = 7
+        with world.make(max_bytes=4 << 20) as publisher:
+            error = publisher.submit(rows, "a").exception(WAIT)
+            assert isinstance(error, InvalidInput)
+            assert error.field == "routes"
+            assert publisher.submit(make_routes(3), "a").exception(WAIT) is None, "as another attempt"
+        ends = [r for r in decoded(world) if isinstance(r, End)]
+        assert [end.rows for end in ends] == [3]
+
     def test_one_rollout_above_the_bound_is_refused_at_once(self, world: PublisherWorld) -> None:
         with (
             world.make(max_bytes=1 << 20) as publisher,

@@ -8,7 +8,7 @@ from moebus.schemas.route_ref import RouteRef
 
 REF = RouteRef("run", "é:0:1:0", 1, "0" * 26, 12, "groß", "a" * 32)
 ANSWER = RouteAnswer(
-    REF, 2, 3, (1, 5), 4, 300, "partial", "stop: ü", 7, ((2, "v1"), (4, "vé")), "c" * 32, 3, 99
+    REF, 2, 3, (1, 5), 4, 300, "partial", "stop: ü", 7, ((2, "v1"), (4, "vé")), "c" * 32, 3, 99, "ids", 77
 )  # fmt: skip
 
 
@@ -33,6 +33,7 @@ def test_no_rows_and_too_many_versions() -> None:
         ("moebus-ref", "x"), ("moebus-ref", "[]"), ("moebus-rows", "-1"), ("moebus-status", "done"),
         ("moebus-dtype", "<u4"),
         ("moebus-layers", "1,x"), ("moebus-versions", "[1]"), ("moebus-epoch", "9" * 30),
+        ("moebus-checked", "well"), ("moebus-checksum", "77"), ("moebus-checksum", "g" * 16),
     ],
 )  # fmt: skip
 def test_malformed_fields_are_named(name: str, value: str) -> None:

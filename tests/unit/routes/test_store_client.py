@@ -6,8 +6,10 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from moebus.consumers.reader.ask import Query
@@ -16,6 +18,7 @@ from moebus.consumers.reader.store_client import StoreClient
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.model_card import ModelCard
+from moebus.schemas.record import CheckLevel, rows_checksum
 from moebus.schemas.route_answer import RouteAnswer
 from moebus.schemas.route_errors import ROUTE_ERRORS, RouteCorrupt
 from moebus.schemas.route_ref import RouteRef
@@ -165,3 +168,36 @@ def test_rows_are_looked_at_while_they_come() -> None:
         assert np.array_equal(lenient.get(raw.url, Query("run", "big"), 0.0).routes, bad)
         strict.close()
         lenient.close()
+
+
+def test_what_the_store_looked_at_is_not_looked_at_again_if_a_checksum_says_that_it_is_the_same() -> None:
+    bad = ROUTES.copy()
+    bad[4] = bad[4, 0, 0]  # one expert twice, to see who looks
+
+    def said(rows: npt.NDArray[np.unsignedinteger], checked: CheckLevel, checksum: bool = True) -> Said:
+        held = rows_checksum([rows.tobytes()]) if checksum else None
+        return Said(200, bad.tobytes(), replace(ANSWER, checked=checked, checksum=held).to_headers())
+
+    def get(level: CheckLevel, answer: Said) -> bool:
+        """Whether the rows came as they are."""
+        client = StoreClient(checks=level)
+        with answering(lambda: answer) as raw:
+            try:
+                return np.array_equal(client.get(raw.url, QUERY, 0.0).routes, bad)
+            finally:
+                client.close()
+
+    assert get("ids", said(bad, "ids"))
+    assert get("ids", said(bad, "full"))
+    looked: list[tuple[CheckLevel, Said]] = [
+        ("full", said(bad, "full")),  # who asks for more looks by himself
+        ("ids", said(bad, "off")),
+        ("ids", said(bad, "ids", checksum=False)),
+    ]
+    for level, answer in looked:
+        with pytest.raises(RouteCorrupt, match="twice"):
+            get(level, answer)
+    with pytest.raises(StoreUnreachable, match="not what it sent"):  # another store may be asked
+        get("ids", said(ROUTES, "ids"))
+    with pytest.raises(StoreUnreachable, match="not what it sent"):
+        get("off", said(ROUTES, "ids"))

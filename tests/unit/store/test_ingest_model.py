@@ -123,6 +123,7 @@ def test_partition_equals_the_model(steps: list[object]) -> None:
             elif isinstance(step, (tuple, Delete, Clear)):
                 log.append(step)
             elif step == "commit":
+                see_before_the_commit(partition, log)
                 partition.commit()
             elif step == "tidy":
                 partition.tidy(1000)
@@ -132,9 +133,25 @@ def test_partition_equals_the_model(steps: list[object]) -> None:
                 partition.close()
                 partition = Partition(0, Path(folder), GUARD, Rules(), MAP, sync=False)
             catch_up()
+        see_before_the_commit(partition, log)
         partition.commit()
         compare(partition, log)
         partition.close()
+
+
+def see_before_the_commit(partition: Partition, log: list[tuple[Attempt, bytes] | Delete | Clear]) -> None:
+    """With the open batch, exactly what is whole by the whole log is readable."""
+    model = Model()
+    for what in log:
+        model.feed(what)
+    view = View(partition, partition.fresh)
+    for number, attempt in BY_ID.items():
+        found = [s for s in view.find(attempt.header.key).attempts if s.header.attempt == number and s.state == "whole"]
+        assert len(found) == model.whole(number)
+        for state in found:
+            assert state.end is not None
+            parts = list(rows_of(view, view.plan(state, 0, state.end.rows)))
+            np.testing.assert_array_equal(np.concatenate(parts), model.rows(attempt))
 
 
 def compare(partition: Partition, log: list[tuple[Attempt, bytes] | Delete | Clear]) -> None:

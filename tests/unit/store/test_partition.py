@@ -17,9 +17,10 @@ from moebus.consumers.store.env import Env, EnvClosed
 from moebus.consumers.store.partition import Guard, Partition
 from moebus.consumers.store.removal import Removal
 from moebus.consumers.store.state import WHOLE, dump_attempt
+from moebus.consumers.store.tables import Meta
 from moebus.consumers.store.view import View, rows_of
 from moebus.schemas.errors import SettingsError
-from moebus.schemas.record import Base, Clear, Delete, encode
+from moebus.schemas.record import Base, CheckLevel, Clear, Delete, encode
 from moebus.schemas.route_errors import RouteCorrupt, RouteDeleted
 from tests.support.routes import Attempt, attempt_id, make_attempt
 
@@ -271,3 +272,21 @@ def test_a_write_cut_at_the_end_of_the_disk_is_a_full_disk(
     env = Env(tmp_path, 1 << 20)
     assert env.is_full(error) is full
     env.close()
+
+
+def test_what_was_once_taken_in_unseen_is_never_vouched_for(tmp_path: Path) -> None:
+    def level(checks: CheckLevel) -> CheckLevel:
+        partition = open_at(tmp_path, rules=replace(RULES, checks=checks))
+        feed(partition, *make_attempt(number=partition.next_offset or 1, rows=2).records)
+        partition.close()
+        return partition.checked
+
+    assert [level("full"), level("ids"), level("full")] == ["full", "ids", "ids"]
+    assert [level("off"), level("full")] == ["off", "off"]
+    again = open_at(tmp_path, Guard("cluster", "another topic"), replace(RULES, checks="full"))
+    assert again.checked == "full", "it is empty"
+    again.close()
+
+
+def test_data_of_a_version_that_did_not_say_is_not_vouched_for() -> None:
+    assert Meta("cluster", "topic").checks == "off"

@@ -11,6 +11,9 @@ from moebus.consumers.store import waking
 from moebus.consumers.store.progress import Progress
 from moebus.consumers.store.waking import Changes
 from moebus.observability.clock import SystemClock
+from moebus.schemas.rollout import RolloutKey
+
+KEY = RolloutKey("run", "a:1:0:0")
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +27,7 @@ def test_a_commit_on_another_thread_wakes_it() -> None:
     progress.follow(0, 5, 0)
 
     async def main() -> None:
-        with Changes(progress, 0) as changes:
+        with Changes(progress, 0, KEY) as changes:
             changes.clear()
             progress.follow(1, 5, 0)
             thread = threading.Thread(target=lambda: progress.advance(0, 5))
@@ -42,7 +45,7 @@ def test_a_commit_between_the_question_and_the_wait_is_not_missed() -> None:
     progress.follow(0, 5, 0)
 
     async def main() -> None:
-        with Changes(progress, None) as changes:
+        with Changes(progress, None, KEY) as changes:
             changes.clear()
             progress.advance(0, 5)
             await asyncio.wait_for(changes.wait(60), 30)
@@ -53,14 +56,14 @@ def test_a_commit_between_the_question_and_the_wait_is_not_missed() -> None:
 def test_nobody_listens_any_more_afterwards() -> None:
     progress = Progress(SystemClock())
     calls: list[int] = []
-    stop = progress.listen(calls.append)
+    stop = progress.listen(lambda number, _: calls.append(number))
     progress.follow(0, 5, 0)
     stop()
     progress.advance(0, 1)
     assert calls == [0], "the partition's number"
 
     async def main() -> Changes:
-        with Changes(progress, None) as changes:
+        with Changes(progress, None, KEY) as changes:
             await changes.wait(0.0)
         return changes
 
@@ -75,7 +78,7 @@ def test_other_partitions_wake_nobody() -> None:
     progress.follow(1, 5, 0)
 
     async def main() -> None:
-        with Changes(progress, 0) as changes:
+        with Changes(progress, 0, KEY) as changes:
             changes.clear()
             progress.advance(1, 5)
             waiting = asyncio.ensure_future(changes.wait(60))
@@ -84,5 +87,22 @@ def test_other_partitions_wake_nobody() -> None:
             assert not waiting.done()
             progress.advance(0, 5)
             await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(main())
+
+
+def test_before_its_commit_a_rollout_wakes_only_those_who_wait_for_it() -> None:
+    progress = Progress(SystemClock())
+    progress.follow(0, 5, 0)
+
+    async def main() -> None:
+        with Changes(progress, 0, KEY) as mine, Changes(progress, None, RolloutKey("run", "b")) as other:
+            waiting = [asyncio.ensure_future(changes.wait(60)) for changes in (mine, other)]
+            progress.readable(1, KEY)  # another partition: not the one asked for
+            progress.readable(0, KEY)
+            await asyncio.wait_for(waiting[0], 30)
+            assert not waiting[1].done()
+            progress.advance(0, 5)
+            await asyncio.wait_for(waiting[1], 30)
 
     asyncio.run(main())
