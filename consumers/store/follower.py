@@ -166,7 +166,7 @@ class Follower:
             self._stop_ingest(number, partition, error)
             return
         if outcome.dead and record.value is not None:
-            self._dead.add(record, outcome.reason)
+            self._dead.add(record, outcome.reason, outcome.detail)
         if outcome.readable and outcome.completed is not None:
             self._progress.readable(number, outcome.completed.key)
         self._recorder.record(record, outcome)
@@ -178,7 +178,7 @@ class Follower:
         if outcome.fence is not None:
             _log.info("store.fence", str(outcome.fence), position=str(record))
         elif outcome.dead:
-            text = f"{outcome.kind} {outcome.verdict}: {outcome.reason}"
+            text = f"{outcome.kind} {outcome.verdict}: {outcome.detail or outcome.reason}"
             _log.warning("store.dead_letter", text, position=str(record), reason=outcome.reason)
         elif outcome.reason:  # counted; late retries after a delete are normal
             text = f"{outcome.kind} {outcome.verdict}: {outcome.reason}"

@@ -22,7 +22,7 @@ from moebus.schemas.rollout import RolloutKey, structured
 class Outcome:
     """What became of a record. `kind`: chunk, end, delete, clear or unreadable. `reason`: where it was not taken.
     `dead`: a copy has to go to the dead letters. `completed`: the attempt that it made whole; `readable`: before the
-    commit. `over_quota`: the run that had to give something up for it."""
+    commit. `over_quota`: the run that had to give something up for it. `detail`: for people, with `dead`."""
 
     kind: str
     verdict: Verdict
@@ -32,6 +32,15 @@ class Outcome:
     readable: bool = False
     fence: Delete | Clear | None = None
     over_quota: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a record by itself: the reason by which it is counted, and a text for people."""
+
+    reason: str
+    detail: str
 
 
 class Ingest:
@@ -56,7 +65,7 @@ class Ingest:
         try:
             record = decode(value)
         except BadRecord as error:
-            return Outcome("unreadable", "quarantined", error.reason, dead=True)
+            return Outcome("unreadable", "quarantined", error.reason, dead=True, detail=error.detail)
         if isinstance(record, (Delete, Clear)):
             self.removal.fence(record, now_ms)
             return Outcome(record.kind.name.lower(), "stored", fence=record)
@@ -69,7 +78,8 @@ class Ingest:
         owner = self._tables.owner(held.owner) if held is not None and held.owner else None
         barrier = self._barrier(record)
         fault = self._fault(record) if barrier is None else None
-        facts = Facts(held, owner, self._base(record), barrier, fault, self.meta.owners + 1)
+        wrong = fault.reason if fault is not None else None
+        facts = Facts(held, owner, self._base(record), barrier, wrong, self.meta.owners + 1)
         decision = decide(record, stored_checksum(value), now_ms, facts, self._rules)
         self._write(decision, held, record, value)
         kind = record.kind.name.lower()
@@ -84,7 +94,8 @@ class Ingest:
         dead = decision.verdict in ("spoilt", "quarantined")
         owner = decision.owner
         readable = whole is not None and owner is not None and self._fresh.made_whole(whole, owner)
-        return Outcome(kind, decision.verdict, decision.reason, dead, whole, readable, over_quota=gave)
+        detail = fault.detail if fault is not None and decision.reason == wrong else ""
+        return Outcome(kind, decision.verdict, decision.reason, dead, whole, readable, over_quota=gave, detail=detail)
 
     def _given_up(self) -> int:
         return self.removal.removed["quota"] + self.removal.cut
@@ -103,19 +114,20 @@ class Ingest:
         held = self._tables.card(run)
         return held[0] if held is not None else None
 
-    def _fault(self, record: Chunk | End) -> str | None:
+    def _fault(self, record: Chunk | End) -> Fault | None:
         """What is wrong with a record by itself, or by the model of its run."""
         checks = self._rules.checks
         if checks == "off":
             return None
-        said = (
-            card_digest(record.layers, record.top_k, record.num_experts)
-            if isinstance(record, Chunk)
-            else record.card_digest
-        )
+        if isinstance(record, Chunk):
+            said: str | None = card_digest(record.layers, record.top_k, record.num_experts)
+            model = f"{record.num_experts} experts, top-{record.top_k}, layers {list(record.layers)}, card {said}"
+        else:
+            said = record.card_digest
+            model = f"card {said}"
         card = self._card(record.header.run) if said is not None else None
         if card is not None and card != said:
-            return "other_model"
+            return Fault("other_model", f"{model}; run {record.header.run} has the model card {card}")
         return _content_fault(record, checks) if isinstance(record, Chunk) else None
 
     def _base(self, record: Chunk | End) -> AttemptState | None:
@@ -169,12 +181,12 @@ def card_digest(layers: tuple[int, ...], top_k: int, num_experts: int) -> str:
     return ModelCard(num_experts, top_k, layers).digest
 
 
-def _content_fault(record: Chunk, checks: CheckLevel) -> str | None:
+def _content_fault(record: Chunk, checks: CheckLevel) -> Fault | None:
     """What is wrong with the rows of a chunk."""
     try:
         check_content(unpack(record), record.num_experts, checks)
     except BadRecord as error:
-        return error.reason
-    except InvalidInput:
-        return "expert_ids"
+        return Fault(error.reason, error.detail)
+    except InvalidInput as error:
+        return Fault("expert_ids", error.reason)
     return None

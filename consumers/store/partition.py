@@ -49,10 +49,11 @@ class Guard:
 
 @dataclass(slots=True)
 class Batch:
-    """What a commit made durable. `completed`: append times (ms) of the ENDs that made attempts whole. `changes`: only
-    where somebody watches."""
+    """What a commit made durable. `whole`: attempts that became so. `now_readable`: append times (ms) of the ENDs of
+    those that could not be read before it. `changes`: only where somebody watches."""
 
-    completed: list[int] = field(default_factory=list)
+    whole: int = 0
+    now_readable: list[int] = field(default_factory=list)
     removed: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     changes: Changes = field(default_factory=Changes)
@@ -175,7 +176,7 @@ class Partition:
     @property
     def completes(self) -> bool:
         """Whether the open batch makes an attempt whole."""
-        return bool(self._batch.completed)
+        return self._batch.whole > 0
 
     @property
     def batch_bytes(self) -> int:
@@ -219,7 +220,9 @@ class Partition:
         with self._guarded() as ingest:
             outcome = ingest.apply(value, now_ms)
         if outcome.completed is not None:
-            self._batch.completed.append(now_ms)
+            self._batch.whole += 1
+            if not outcome.readable:
+                self._batch.now_readable.append(now_ms)
             if self.watched:
                 self._batch.changes.add(outcome.completed.key)
         self._batch.bytes += size + _RECORD_OVERHEAD

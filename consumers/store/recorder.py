@@ -26,6 +26,8 @@ class Recorder:
     def record(self, record: LogRecord, outcome: Outcome) -> None:
         self._metrics.inc("moebus_store_records_total", kind=outcome.kind, outcome=outcome.verdict)
         self._metrics.inc("moebus_store_bytes_total", len(record.value or b""))
+        if outcome.readable:
+            self._readable(max(0, record.timestamp_ms))
         if outcome.over_quota is not None:
             self._say_quota(outcome.over_quota)
         if outcome.dead:
@@ -40,12 +42,15 @@ class Recorder:
 
     def committed(self, number: int, batch: Batch, figures: Figures, seconds: float) -> None:
         self._metrics.observe("moebus_store_commit_duration_seconds", seconds)
-        now_ms = self._clock.now_ms()
-        for appended_ms in batch.completed:
-            self._metrics.observe("moebus_store_readable_delay_seconds", max(0, now_ms - appended_ms) / 1000)
+        for appended_ms in batch.now_readable:
+            self._readable(appended_ms)
         for cause, count in batch.removed.items():
             self._metrics.inc("moebus_store_deleted_rollouts_total", count, cause=cause)
         self.sizes(number, figures)
+
+    def _readable(self, appended_ms: int) -> None:
+        delay_ms = max(0, self._clock.now_ms() - appended_ms)
+        self._metrics.observe("moebus_store_readable_delay_seconds", delay_ms / 1000)
 
     def sizes(self, number: int, figures: Figures) -> None:
         self._figures[number] = figures

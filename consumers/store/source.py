@@ -16,6 +16,7 @@ from moebus.schemas.errors import SettingsError
 _log = get_logger(__name__)
 _RETRY = 1.0
 _TIMEOUT = 5.0
+_FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,8 @@ class Source:
         numbers = tuple(range(self.total)) if self._wanted is None else self._wanted
         strange = [number for number in numbers if not 0 <= number < self.total]
         if strange or not numbers:
-            text = ", ".join(map(str, strange)) or "none"
+            text = ", ".join(map(str, strange[:_FEW])) or "none"
+            text += f" and {len(strange) - _FEW} more" if len(strange) > _FEW else ""
             raise SettingsError(f"partitions {text}: {self.topic} has the partitions 0 to {self.total - 1}")
         tps = [TopicPartition(self.topic, number) for number in numbers]
         starts, ends = self.range(tps)

@@ -40,6 +40,11 @@ def reasons(rig: Rig) -> list[str]:
     return [(dict(letter.headers)["reason"] or b"").decode() for letter in letters]
 
 
+def details(rig: Rig) -> list[str]:
+    letters = rig.broker.cluster.topics[rig.topics.dlt].logs[0].records
+    return [(dict(letter.headers)["detail"] or b"").decode() for letter in letters]
+
+
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_is_of_another_model_is_set_aside_with_its_reason(rig: Rig, what: str) -> None:
     rig.put(of(CARD, "a", 1), of(OTHERS[what], "b", 2), of(CARD, "c", 3))
@@ -48,6 +53,9 @@ def test_what_is_of_another_model_is_set_aside_with_its_reason(rig: Rig, what: s
         with pytest.raises(RouteCorrupt, match="not those of the model that this run began with"):
             store.find(Question(rollout_key("run", "b")))
         assert reasons(rig) == ["other_model"]  # its END finds it spoilt already
+        other = OTHERS[what]
+        says = f"{other.num_experts} experts, top-{other.top_k}, layers {list(other.moe_layers)}, card {other.digest}"
+        assert details(rig) == [f"{says}; run run has the model card {CARD.digest}"]
     with rig.running() as store:  # the pin is in the store
         rig.put(of(OTHERS[what], "d", 4))
         rig.caught_up(store)

@@ -74,6 +74,8 @@ def test_what_a_store_sets_aside(tmp_path: Path, level: CheckLevel) -> None:
         reasons = sorted((dict(letter.headers)["reason"] or b"").decode() for letter in letters)
     wanted_reasons = {"off": [], "ids": ["expert_ids", "other_card"], "full": ["expert_ids"] * 2 + ["other_card"]}
     assert reasons == wanted_reasons[level]
+    told = [(dict(letter.headers)["detail"] or b"").decode() for letter in letters]
+    assert "one expert twice in the top-k of a token" in told or level == "off"
 
 
 @pytest.mark.parametrize("level", LEVELS)

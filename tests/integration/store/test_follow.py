@@ -280,6 +280,14 @@ def test_wrong_set_ups_are_named(rig: Rig) -> None:
     wait_until(store.failure, what="the failure")
     assert store.failure() == (2, f"partitions 7: {rig.topics.routes} has the partitions 0 to 2")
     store.stop()
+    store = rig.store(partitions=tuple(range(100)))
+    store.start()
+    wait_until(store.failure, what="the failure")
+    assert store.failure() == (
+        2,
+        f"partitions 3, 4, 5, 6, 7 and 92 more: {rig.topics.routes} has the partitions 0 to 2",
+    )
+    store.stop()
 
 
 def test_a_whole_rollout_is_committed_as_soon_as_the_log_is_quiet(rig: Rig) -> None:
