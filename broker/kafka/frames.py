@@ -11,6 +11,7 @@ from typing import Any
 
 from kafka.protocol import parser
 
+SHORT = 64 << 10
 _lock = threading.Lock()
 
 
@@ -20,11 +21,14 @@ class Frame(parser.KafkaBytes):  # type: ignore[misc]
     _idx: int
 
     def read(self, nbytes: int | None = None) -> Any:
-        """The next `nbytes` bytes; all that is left as a view of the memory it lies in."""
+        """The next `nbytes` bytes; all that is left as a view of the memory it lies in, where it is much.
+
+        What is short may be a SASL token of an old broker, of which the client asks what only bytes can do.
+        """
         start = self._idx
         self._idx = len(self) if nbytes is None else min(start + nbytes, len(self))
         view = memoryview(self)[start : self._idx]
-        return view if nbytes is None else view.tobytes()
+        return view if nbytes is None and len(view) > SHORT else view.tobytes()
 
 
 def install() -> None:

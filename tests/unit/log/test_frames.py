@@ -13,6 +13,7 @@ from moebus.broker.kafka import frames  # isort: skip  # before the client itsel
 from kafka.errors import KafkaProtocolError
 from kafka.protocol import parser
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+from kafka.protocol.sasl import SaslBytesRequest
 
 VERSION = 12
 
@@ -49,10 +50,11 @@ def held(response: Any) -> tuple[int, bytes | None]:
     return part.high_watermark, part.records
 
 
-SENT = [(1, b"x" * 3_000), (2, b""), (3, None), (4, bytes(range(256)) * 40)]
+LARGE = bytes(range(256)) * 2 * (frames.SHORT // 256)
+SENT = [(1, b"x" * 3_000), (2, b""), (3, None), (4, bytes(range(256)) * 40), (5, LARGE)]
 
 
-@given(st.lists(st.integers(1, 5_000), max_size=40))
+@given(st.lists(st.integers(1, 50_000), max_size=40))
 def test_wherever_they_are_cut(sizes: list[int]) -> None:
     stream = b"".join(answer(number, records) for number, records in SENT)
     connection, found, at = asking([number for number, _ in SENT]), [], 0
@@ -62,13 +64,23 @@ def test_wherever_they_are_cut(sizes: list[int]) -> None:
     assert [(number, held(response)) for number, response in found] == [(n, (n, records)) for n, records in SENT]
 
 
-def test_records_outlive_the_frame_and_are_plain_bytes() -> None:
+@pytest.mark.parametrize("sent", [b"y" * 100, LARGE])
+def test_records_outlive_the_frame_and_are_plain_bytes(sent: bytes) -> None:
     connection = asking([1])
-    ((_, response),) = connection.receive_bytes(answer(1, b"y" * 100))
+    ((_, response),) = connection.receive_bytes(answer(1, sent))
     records = held(response)[1]
     connection.receive_bytes(b"")
     assert type(records) is bytes
-    assert records == b"y" * 100
+    assert records == sent
+
+
+def test_the_tokens_of_a_sasl_exchange_without_frames_of_fields_are_bytes() -> None:
+    """With brokers that know only the first version of it: SCRAM and OAUTHBEARER decode them."""
+    connection = parser.KafkaProtocol(client_id="test")
+    connection.send_request(SaslBytesRequest(b"n,,n=user,r=1"))
+    token = b"r=12,s=c2FsdA==,i=4096"
+    ((_, response),) = connection.receive_bytes(len(token).to_bytes(4, "big") + token)
+    assert response.auth_bytes.decode() == token.decode()
 
 
 def test_the_answer_to_another_question_is_refused_as_before() -> None:
