@@ -168,7 +168,7 @@ def _answer(question: Question, state: AttemptState, number: int, applied: int, 
         shape.num_experts if shape else 0, end.status, end.finish_reason, state.header.epoch, plan.versions,
         end.card_digest, number, applied, view.checked,
     )  # fmt: skip
-    return Answer(meta, view, plan, _columns(layers, shape.layers if shape else ()))
+    return Answer(meta, view.only(plan), plan, _columns(layers, shape.layers if shape else ()))
 
 
 def _columns(layers: tuple[int, ...], held: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -6,20 +6,23 @@ sees what every store has come to at that place of its log.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from moebus.consumers.store.state import AttemptState, Owner
 from moebus.schemas.rollout import RolloutKey
 
 MOST_BYTES = 8 << 20
 """Of one partition's open batch. What does not fit is readable after the commit."""
-ENTRY_BYTES = 1024
+ENTRY_BYTES, ITEM_BYTES = 1024, 160
+"""What a chunk or an attempt costs besides its bytes, and each part, chunk and version that an attempt lists."""
 
 
 class Fresh:
     """Written by the thread that ingests and only ever added to, so any thread may read; a new one for each batch."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
+        self.dropped = False
+        """Its batch came to nothing: who has not begun to read from it must not, its numbers will be others'."""
         self._left = MOST_BYTES if most_bytes is None else most_bytes
         self._whole: dict[RolloutKey, tuple[AttemptState, ...]] = {}
         self._owners: dict[int, Owner] = {}
@@ -42,7 +45,8 @@ class Fresh:
         """`owner`: of its own rows. False: it cannot be read before the commit, since bytes of it are not held here, or
         another attempt's rows that it goes on from are in the same case."""
         others = {part.owner for part in state.parts} - {owner.number} - self._owners.keys()
-        if owner.number in self._lacking or others & self._touched or not self._room(0):
+        items = len(state.parts) + sum(1 + len(chunk.versions) for chunk in owner.chunks)
+        if owner.number in self._lacking or others & self._touched or not self._room(items * ITEM_BYTES):
             return False
         self._owners[owner.number] = owner
         self._whole[state.key] = (*self._whole.get(state.key, ()), state)  # last: now it is seen
@@ -62,6 +66,12 @@ class Fresh:
 
     def blob(self, owner: int, index: int) -> bytes | None:
         return self._blobs.get((owner, index))
+
+    def only(self, wanted: Iterable[tuple[int, int]]) -> Fresh:
+        """These chunks (owner, index) alone, so that who reads slowly does not keep the others in memory."""
+        part = Fresh(0)
+        part._blobs = {place: self._blobs[place] for place in wanted if place in self._blobs}
+        return part
 
     def _room(self, size: int) -> bool:
         if self._left < size + ENTRY_BYTES:

@@ -92,10 +92,13 @@ class Ingest:
             return Outcome(kind, "refused", "quota", over_quota=header.run)
         gave = header.run if self._given_up() > gone else None
         dead = decision.verdict in ("spoilt", "quarantined")
-        owner = decision.owner
-        readable = whole is not None and owner is not None and self._fresh.made_whole(whole, owner)
+        readable = whole is not None and self._show(whole, decision.owner)
         detail = fault.detail if fault is not None and decision.reason == wrong else ""
         return Outcome(kind, decision.verdict, decision.reason, dead, whole, readable, over_quota=gave, detail=detail)
+
+    def _show(self, whole: AttemptState, owner: Owner | None) -> bool:
+        """Before the commit; not beside an attempt of the same id that the batch takes away, which is still seen."""
+        return owner is not None and whole.key not in self.removal.ended and self._fresh.made_whole(whole, owner)
 
     def _given_up(self) -> int:
         return self.removal.removed["quota"] + self.removal.cut

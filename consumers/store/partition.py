@@ -271,6 +271,7 @@ class Partition:
 
     def rollback(self) -> None:
         """Drops the open batch; reading goes on from the last commit."""
+        self.fresh.dropped = True  # first: see `View.find`
         if self._txn is not None:
             self._txn.abort()
         self.blobs.abandoned()

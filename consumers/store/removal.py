@@ -14,7 +14,7 @@ from moebus.consumers.store.doomed import Doomed, hidden
 from moebus.consumers.store.state import AttemptState
 from moebus.consumers.store.tables import Fence, Tables, Turn
 from moebus.schemas.record import Clear, Delete
-from moebus.schemas.rollout import RolloutId, same_segment, structured
+from moebus.schemas.rollout import RolloutId, RolloutKey, same_segment, structured
 
 Cause = Literal["delete", "clear", "last_turn", "age", "lost", "quota"]
 _SLICE = 1000
@@ -32,6 +32,8 @@ class Removal:
         self.removed: Counter[Cause] = Counter()
         self.changes: Changes | None = None
         """Where whole attempts that go are noted, if anybody wants to know."""
+        self.ended: set[RolloutKey] = set()
+        """Of whole attempts that went otherwise than by a DELETE or CLEAR, of which readers hear before the commit."""
         self.cut = 0
         self.doomed = tables.doomed()
         """Removals that are not finished; what they cover counts as gone."""
@@ -101,6 +103,8 @@ class Removal:
         """Leaves a mark in place of an attempt."""
         if state.state == "whole":
             self.removed[cause] += 1
+            if cause not in ("delete", "clear"):
+                self.ended.add(state.key)
             if self.changes is not None:
                 self.changes.add(state.key)
         elif cause == "quota":

@@ -67,6 +67,8 @@ class View:
     def find(self, key: RolloutKey) -> Finding:
         """Every attempt of a rollout; those that a delete read a moment ago removes are shown as gone."""
         with self._partition.reading() as (tables, pending):
+            if self._fresh.dropped:  # what was read again is in these tables, and may have other numbers
+                self._fresh = NOTHING
             held = self._fresh.over(key, list(tables.attempts(keys.choice_range(key))))
             found = tuple(_seen(state, pending) for state in held)
             fence = tables.fence_over(key.run, key.rollout_id)
@@ -98,6 +100,10 @@ class View:
                     owner = self._fresh.owner(part.owner) or tables.owner(part.owner)
                     _plan_part(owner, low, high, pieces, versions)
         return Plan(tuple(pieces), merge_versions(versions))
+
+    def only(self, plan: Plan) -> View:
+        """To fetch the rows of a plan with, and nothing else."""
+        return View(self._partition, self._fresh.only((piece.owner, piece.index) for piece in plan.pieces))
 
     @property
     def checked(self) -> CheckLevel:

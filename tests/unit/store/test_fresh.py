@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moebus.consumers.store import fresh
+from moebus.consumers.store.answers import Answers, Question
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.fresh import Fresh
 from moebus.consumers.store.partition import Guard, Partition
-from moebus.consumers.store.state import AttemptState, Owner
+from moebus.consumers.store.progress import Progress
+from moebus.consumers.store.state import AttemptState, ChunkInfo, Owner, Part
 from moebus.consumers.store.view import View, rows_of
+from moebus.observability.clock import SystemClock
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.record import Base, Delete, encode
 from tests.support.routes import Attempt, attempt_id, make_attempt
@@ -113,6 +119,49 @@ def test_what_a_quota_refuses_is_not_shown(tmp_path: Path) -> None:
     partition.close()
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_the_batch_takes_away_is_never_seen_beside_what_takes_its_place(tmp_path: Path, committed: bool) -> None:
+    """Else a reader hears of two complete attempts, of which no store that read this log ever has both."""
+    first = make_attempt("a:1", number=1, rows=9, codec="raw")
+    other, again = (make_attempt(name, number=n, rows=9, codec="raw") for n, name in ((2, "b:1"), (3, "a:1")))
+    partition = open_at(tmp_path, Rules(quotas={"run": len(first.records[0]) * 2 - 1}))  # room for one
+    feed(partition, *first.records)
+    if committed:
+        partition.commit()
+    assert feed(partition, *other.records)[-1], "the first one makes room for it"
+    assert not feed(partition, *again.records)[-1]
+    assert [whole(now(partition), attempt) is not None for attempt in (first, other, again)] == [True, True, False]
+    partition.commit()
+    assert [whole(now(partition), attempt) is not None for attempt in (first, other, again)] == [False, False, True]
+    partition.close()
+
+
+def test_a_reader_that_stood_still_over_a_rebuild_gets_no_rows_of_another_rollout(partition: Partition) -> None:
+    old, new = make_attempt("a:1", number=1), make_attempt("b:1", number=2)
+    feed(partition, *old.records)
+    early = now(partition)
+    partition.rebuild(GUARD)  # the numbers of owners begin again
+    feed(partition, *new.records)
+    partition.commit()
+    assert np.array_equal(rows(early, new), new.routes)  # type: ignore[arg-type]
+    assert whole(early, old) is None
+
+
+def test_who_reads_slowly_keeps_only_its_own_rows_in_memory(partition: Partition) -> None:
+    before, mine, other = (make_attempt(f"{n}", number=n, rows=9, codec="raw") for n in (1, 2, 3))
+    feed(partition, *before.records)
+    partition.commit()
+    feed(partition, *mine.records, *other.records)
+    answers = Answers({0: partition}, Progress(SystemClock()))
+    found = [answers._find(Question(one.header.key), {0: partition}) for one in (before, mine)]
+    batch = weakref.ref(partition.fresh)
+    partition.rollback()
+    gc.collect()
+    assert batch() is None
+    for answer, attempt in zip(found, (before, mine), strict=True):
+        assert b"".join(answer.rows()) == attempt.routes.tobytes()
+
+
 def test_what_does_not_fit_into_memory_waits_for_the_commit(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,3 +185,13 @@ def test_many_small_ones_are_bounded_too() -> None:
     states = [AttemptState(header, "whole", number, 0) for number, header in enumerate(headers, 1)]
     made = [held.made_whole(state, Owner(state.owner, 1, state.header.attempt)) for state in states]
     assert made == [True, True, True, False, False]
+
+
+def test_long_lists_of_parts_and_versions_count() -> None:
+    held = Fresh(fresh.ENTRY_BYTES + fresh.ITEM_BYTES * 3)
+    header = make_attempt(rows=0, chunks=0).header
+    parts = tuple(Part(number, number, number + 1) for number in range(2))
+    chunk = ChunkInfo(0, 2, 1, 0, ((2, "v1"),))
+    state = AttemptState(header, "whole", 9, 0, parts)
+    assert not held.made_whole(state, Owner(9, 1, header.attempt, chunks=(chunk,)))
+    assert held.made_whole(state, Owner(9, 1, header.attempt, chunks=(replace(chunk, versions=()),)))
