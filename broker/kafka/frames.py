@@ -26,9 +26,10 @@ class Frame(parser.KafkaBytes):  # type: ignore[misc]
         What is short may be a SASL token of an old broker, of which the client asks what only bytes can do.
         """
         start = self._idx
-        self._idx = len(self) if nbytes is None else min(start + nbytes, len(self))
-        view = memoryview(self)[start : self._idx]
-        return view if nbytes is None and len(view) > SHORT else view.tobytes()
+        if nbytes is not None or len(self) - start <= SHORT:
+            return super().read(nbytes)
+        self._idx = len(self)
+        return memoryview(self)[start:]
 
 
 def install() -> None:
