@@ -122,15 +122,12 @@ class Ingest:
         checks = self._rules.checks
         if checks == "off":
             return None
-        if isinstance(record, Chunk):
-            said: str | None = card_digest(record.layers, record.top_k, record.num_experts)
-            model = f"{record.num_experts} experts, top-{record.top_k}, layers {list(record.layers)}, card {said}"
-        else:
-            said = record.card_digest
-            model = f"card {said}"
+        said = _card_of(record)
         card = self._card(record.header.run) if said is not None else None
         if card is not None and card != said:
-            return Fault("other_model", f"{model}; run {record.header.run} has the model card {card}")
+            return Fault(
+                "other_model", f"{_model(record)}card {said}; run {record.header.run} has the model card {card}"
+            )
         return _content_fault(record, checks) if isinstance(record, Chunk) else None
 
     def _base(self, record: Chunk | End) -> AttemptState | None:
@@ -176,6 +173,18 @@ class Ingest:
         if change.whole or change.open:
             self._tables.add_usage(owner.run, change)
         self.meta = replace(self.meta, owners=max(self.meta.owners, owner.number))
+
+
+def _card_of(record: Chunk | End) -> str | None:
+    if isinstance(record, End):
+        return record.card_digest
+    return card_digest(record.layers, record.top_k, record.num_experts)
+
+
+def _model(record: Chunk | End) -> str:
+    if isinstance(record, End):
+        return ""
+    return f"{record.num_experts} experts, top-{record.top_k}, layers {list(record.layers)}, "
 
 
 @lru_cache(1024)
