@@ -90,7 +90,7 @@ class View:
         return shown
 
     def plan(self, state: AttemptState, start: int, stop: int) -> Plan:
-        """Raises RouteDeleted where its blobs went in the meantime."""
+        """Raises RouteDeleted where its blobs went in the meantime, EnvClosed where all was rebuilt or stopped."""
         pieces: list[Piece] = []
         versions: list[Versions] = []
         with self._partition.reading() as (tables, _):
@@ -98,6 +98,8 @@ class View:
                 low, high = max(part.start, start), min(part.stop, stop)
                 if low < high:
                     owner = self._fresh.owner(part.owner) or tables.owner(part.owner)
+                    if owner is not None and part.owner == state.owner and owner.attempt != state.header.attempt:
+                        raise EnvClosed  # rebuilt since `state` was found: the numbers are others' now
                     _plan_part(owner, low, high, pieces, versions)
         return Plan(tuple(pieces), merge_versions(versions))
 

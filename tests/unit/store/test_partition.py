@@ -248,6 +248,19 @@ def test_data_of_another_log_is_thrown_away(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").exists()
 
 
+def test_what_was_found_before_a_rebuild_is_not_read_by_its_old_numbers(partition: Partition) -> None:
+    old, new = make_attempt("a:1", number=1), make_attempt("b:1", number=2)
+    feed(partition, *old.records)
+    partition.commit()
+    view = View(partition)
+    (state,) = view.find(old.header.key).attempts
+    partition.rebuild(GUARD)
+    feed(partition, *new.records)
+    partition.commit()
+    with pytest.raises(EnvClosed):
+        view.plan(state, 0, 10)
+
+
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="data_dir"):
