@@ -17,7 +17,7 @@ from moebus.consumers.store.partition import Partition
 from moebus.consumers.store.progress import Progress
 from moebus.consumers.store.select import select
 from moebus.consumers.store.state import AttemptState
-from moebus.consumers.store.view import Plan, View, rows_of
+from moebus.consumers.store.view import Finding, Plan, View, rows_of
 from moebus.schemas.errors import InvalidInput
 from moebus.schemas.record import rows_checksum
 from moebus.schemas.rollout import RolloutKey, partition_key
@@ -25,6 +25,8 @@ from moebus.schemas.route_answer import RouteAnswer
 from moebus.schemas.route_errors import RouteNotYet, StoreCatchingUp
 from moebus.schemas.route_ref import RouteRef
 
+_LOOKS = 5
+"""A stream of deletes may be faster than one can look."""
 BodyFormat = Literal["npy", "raw"]
 
 
@@ -128,8 +130,7 @@ class Answers:
         place: dict[bytes, tuple[int, int, View]] = {}
         fence = None
         for number, partition in partitions.items():
-            view = View(partition, partition.fresh)  # before the tables are read: after a commit it is in them
-            found = view.find(question.key)
+            view, found = _look(partition, question.key)
             if question.min_offset is not None and found.applied < question.min_offset:
                 raise RouteNotYet(f"{question.key}: partition {number} is read up to {found.applied}")
             attempts = [s for s in found.attempts if question.group in (None, s.header.group)]
@@ -138,6 +139,17 @@ class Answers:
             fence = fence or found.fence
         chosen = select(question.key, held, question.attempt, fence)
         return _answer(question, chosen, *place[chosen.header.attempt])
+
+
+def _look(partition: Partition, key: RolloutKey) -> tuple[View, Finding]:
+    """As of one moment: else what came behind a delete could be seen beside what it removes, or the other way round."""
+    for _ in range(_LOOKS):
+        turn = partition.turns
+        view = View(partition, partition.fresh)  # before the tables are read: after a commit it is in them
+        found = view.find(key)
+        if partition.turns == turn:
+            break
+    return view, found
 
 
 def position(state: AttemptState) -> bytes:

@@ -118,6 +118,8 @@ class Partition:
         self._scattered = False
         self.fresh = Fresh()
         """What of the open batch is readable already."""
+        self.turns = 0
+        """Of deletes read and batches ended: what was seen in one turn is of one moment."""
         self.blobs = blobs or InlineBlobs()
         self.damaged: str | None = None
         """What a reader found missing or unreadable; the one that writes rebuilds."""
@@ -215,6 +217,7 @@ class Partition:
         size = len(value or b"")
         if _frees(value):
             self._pending = (*self._pending, *_fence_of(value))  # readers know it before anything is taken away
+            self.turns += 1
         elif self._level(size) > 1 - RESERVE:
             raise StoreFull(self._fill(), lost=False)
         with self._guarded() as ingest:
@@ -350,6 +353,7 @@ class Partition:
         self._batch = Batch()
         self._pending = ()
         self.fresh = Fresh()
+        self.turns += 1
         self._room = self._ask_room()
 
     def _ask_room(self) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,6 +147,51 @@ def test_a_reader_that_stood_still_over_a_rebuild_gets_no_rows_of_another_rollou
     partition.commit()
     assert np.array_equal(rows(early, new), new.routes)  # type: ignore[arg-type]
     assert whole(early, old) is None
+
+
+@pytest.mark.parametrize("when", ["before the tables are opened", "after"])
+def test_a_delete_and_what_came_behind_it_are_seen_together(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A reader that is held up between looking at one and the other looks again."""
+    old, new = (make_attempt("a:1", number=1 + epoch, epoch=epoch) for epoch in (0, 1))
+    feed(partition, *old.records)
+    partition.commit()
+    held_up, reading = iter([True]), partition.reading
+
+    @contextmanager
+    def slowly() -> Iterator[Any]:
+        def meanwhile(now: bool) -> None:
+            if now and next(held_up, False):
+                feed(partition, encode(Delete("run", "a:1", attempt_id(9))), *new.records)
+
+        meanwhile(when != "after")
+        with reading() as read:
+            meanwhile(when == "after")
+            yield read
+
+    monkeypatch.setattr(partition, "reading", slowly)
+    answers = Answers({0: partition}, Progress(SystemClock()))
+    found = answers._find(Question(old.header.key), {0: partition})
+    assert found.meta.ref.attempt == new.header.attempt_text
+
+
+def test_deletes_without_end_do_not_keep_a_reader_for_ever(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = make_attempt("b:1", number=1)
+    feed(partition, *attempt.records)
+    reading = partition.reading
+
+    @contextmanager
+    def under_fire() -> Iterator[Any]:
+        feed(partition, encode(Delete("run", "a:1", attempt_id(9))))
+        with reading() as read:
+            yield read
+
+    monkeypatch.setattr(partition, "reading", under_fire)
+    found = Answers({0: partition}, Progress(SystemClock()))._find(Question(attempt.header.key), {0: partition})
+    assert b"".join(found.rows()) == attempt.routes.tobytes()
 
 
 def test_who_reads_slowly_keeps_only_its_own_rows_in_memory(partition: Partition) -> None:
