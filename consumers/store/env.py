@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from typing import Any
 import lmdb
 
 from moebus.schemas.errors import SettingsError
+from moebus.schemas.route_errors import StoreCatchingUp
 
 TABLES = ("meta", "attempts", "owners", "blobs", "fences", "turns", "times", "trash", "usage", "cards", "doomed")
 _FILES = ("data.mdb", "lock.mdb")
@@ -21,10 +24,31 @@ _MAX_READERS = 512
 _FULL = (lmdb.MapFullError, lmdb.DiskError)
 _CUT, _QUOTA = os.strerror(errno.EIO), os.strerror(errno.EDQUOT)
 _SCARCE = 64 << 20
+_TORN = (
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.BadDbiError,
+    lmdb.BadTxnError,
+    lmdb.IncompatibleError,
+    lmdb.PanicError,
+)
+_GARBLED = (json.JSONDecodeError, UnicodeDecodeError, struct.error)
+"""What the tables raise where a value is not one that they have written."""
 
 
 class EnvClosed(Exception):
     """The environment was closed, or wiped, since the reader got hold of it."""
+
+
+class EnvDamaged(StoreCatchingUp):
+    """The file of an environment cannot be read any more; whoever writes makes it again from the log."""
+
+
+def is_torn(error: BaseException) -> bool:
+    """Whether an error says that the file is damaged, and not that it is full, or closed."""
+    return isinstance(error, (*_TORN, *_GARBLED, EnvDamaged))
 
 
 class Env:
@@ -34,9 +58,11 @@ class Env:
         """`map_bytes` is fixed until the next open: growing a map under a reader is a SIGBUS. `sync=False`: no fsync.
 
         Raises:
-            SettingsError: the folder cannot be used.
+            SettingsError: the folder cannot be used.  EnvDamaged: its file cannot.
         """
         self.path = path
+        self.damaged: str | None = None
+        """Why its file cannot be read, once somebody found that."""
         self.map_bytes = map_bytes
         self._changed = threading.Condition()
         self._readers = 0
@@ -46,10 +72,22 @@ class Env:
             self._env: Any = lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=len(TABLES), max_readers=_MAX_READERS, sync=sync, metasync=sync
             )
+        except (OSError, lmdb.Error) as error:
+            raise _unusable(path, error) from error
+        try:
+            self._mend_length()
             self.tables: dict[str, Any] = {name: self._env.open_db(name.encode()) for name in TABLES}
         except (OSError, lmdb.Error) as error:
-            raise SettingsError(f"store.data_dir: {path} cannot be used: {error}") from error
+            self._env.close()
+            raise _unusable(path, error) from error
         self.page = int(self._env.stat()["psize"])
+
+    def _mend_length(self) -> None:
+        """A file that was cut ends the process where a page behind its end is touched; zeros are found out instead."""
+        length = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        file = self.path / _FILES[0]
+        if file.stat().st_size < length <= self.map_bytes:
+            os.truncate(file, length)
 
     def begin_write(self) -> Any:
         """A write transaction; the caller commits or aborts it."""
@@ -60,7 +98,7 @@ class Env:
         """A read transaction. Keep it short: while it lives, no page it can see is used again.
 
         Raises:
-            EnvClosed: closed in the meantime.
+            EnvClosed: closed in the meantime.  EnvDamaged: what it holds cannot be read.
         """
         with self._changed:
             if self._closed:
@@ -69,6 +107,11 @@ class Env:
         try:
             with self._env.begin() as txn:
                 yield txn
+        except Exception as error:
+            if not is_torn(error):
+                raise
+            self.damaged = f"{self.path / _FILES[0]} is damaged: {error}"
+            raise EnvDamaged(f"{self.damaged}; it is read again from the log") from error
         finally:
             with self._changed:
                 self._readers -= 1
@@ -106,6 +149,12 @@ class Env:
             self._closed = True
             self._changed.wait_for(lambda: self._readers == 0)
         self._env.close()
+
+
+def _unusable(path: Path, error: Exception) -> Exception:
+    if is_torn(error):
+        return EnvDamaged(f"{path / _FILES[0]} is damaged: {error}")
+    return SettingsError(f"store.data_dir: {path} cannot be used: {error}")
 
 
 def file_bytes(path: Path) -> int:

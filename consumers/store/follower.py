@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from moebus.consumers.store.ahead import ReadAhead
 from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.disk import DiskShares
+from moebus.consumers.store.env import EnvDamaged, is_torn, wipe
 from moebus.consumers.store.fullness import Stops
 from moebus.consumers.store.ingest import Outcome
 from moebus.consumers.store.options import StoreOptions
@@ -23,6 +25,7 @@ from moebus.consumers.store.recorder import Recorder
 from moebus.consumers.store.source import Source
 from moebus.observability.clock import Clock
 from moebus.observability.log import get_logger
+from moebus.schemas.errors import SettingsError
 from moebus.schemas.record import Clear, Delete
 
 _log = get_logger(__name__)
@@ -72,6 +75,7 @@ class Follower:
         self._changed = changed
         self._stops = Stops()
         self._healed_at: dict[int, float] = {}
+        self._torn: dict[int, str] = {}
         self._dirty_since: float | None = None
         self._rested_at = float("-inf")
         self._tended = clock.monotonic()
@@ -123,7 +127,8 @@ class Follower:
             partition.blobs.flush()  # all of them at once
         for number, partition in self.partitions.items():
             if partition.dirty:
-                self._commit_one(number, partition)
+                with self._mending(number):
+                    self._commit_one(number, partition)
         ended = self._clock.monotonic()
         self._rested_at = ended + _REST * (ended - began)
 
@@ -142,10 +147,11 @@ class Follower:
         paths = {number: self._folder / self._source.topic / f"{number:05d}" for number in found.numbers}
         shares = DiskShares(paths, options.map_bytes)
         for number, path in paths.items():
-            partition = Partition(
-                number, path, found.guard, rules, options.map_bytes, options.sync, self._blobs(number),
+            make = partial(
+                Partition, number, path, found.guard, rules, options.map_bytes, options.sync, self._blobs(number),
                 partial(shares.room, number),
             )  # fmt: skip
+            partition = _opened(number, path, make)
             partition.watched = self._changed is not None
             if partition.next_offset is None:
                 partition.skip_to(found.starts[number])
@@ -157,9 +163,13 @@ class Follower:
         return True
 
     def _take(self, record: LogRecord) -> None:
-        number, partition = record.partition, self.partitions[record.partition]
-        if number in self._stops.standing:
+        if record.partition in self._stops.standing or record.partition in self._torn:
             return
+        with self._mending(record.partition):
+            self._apply(record)
+
+    def _apply(self, record: LogRecord) -> None:
+        number, partition = record.partition, self.partitions[record.partition]
         try:
             outcome = partition.apply(record.offset, record.value, max(0, record.timestamp_ms))
         except StoreFull as error:
@@ -213,11 +223,14 @@ class Follower:
     def _tend(self) -> None:
         began = self._tended = self._clock.monotonic()
         for number, partition in self.partitions.items():
-            if self._tidy(number, partition):
-                self._tended = 0.0  # there is more: the next turn goes on
-            position = self._reader.position(self._tp(number))
-            if not partition.dirty and position > (partition.next_offset or 0):
-                self._progress.advance(number, position)  # the end of the log is a gap
+            if number in self._torn:
+                continue
+            with self._mending(number):
+                if self._tidy(number, partition):
+                    self._tended = 0.0  # there is more: the next turn goes on
+                position = self._reader.position(self._tp(number))
+                if not partition.dirty and position > (partition.next_offset or 0):
+                    self._progress.advance(number, position)  # the end of the log is a gap
         self._tending = self._clock.monotonic() - began
 
     def _tidy(self, number: int, partition: Partition) -> bool:
@@ -251,21 +264,25 @@ class Follower:
     def _make_room(self) -> None:
         self._ahead.step(self._take_away)
         for number in list(self._stops.standing):
-            partition = self.partitions[number]
-            more = self._tidy(number, partition)
-            held, now = partition.figures(), self._clock.monotonic()
-            may = self._stops.may_resume(number, held.used_bytes, held.room_bytes, now)
-            if not more and may and partition.blobs.trouble() is None:
-                self._resume(number)
+            with self._mending(number):
+                self._make_room_in(number, self.partitions[number])
+
+    def _make_room_in(self, number: int, partition: Partition) -> None:
+        more = self._tidy(number, partition)
+        held, now = partition.figures(), self._clock.monotonic()
+        may = self._stops.may_resume(number, held.used_bytes, held.room_bytes, now)
+        if not more and may and partition.blobs.trouble() is None:
+            self._resume(number)
 
     def _take_away(self, number: int, record: Delete | Clear, spare: frozenset[bytes]) -> None:
         partition = self.partitions[number]
-        try:
-            partition.take_away(record, partition.figures().now_ms, spare)
-        except StoreFull as error:
-            _log.error("store.full", f"partition {number} has no room left to delete in: {error}", partition=number)
-            return
-        self._commit_one(number, partition)
+        with self._mending(number):
+            try:
+                partition.take_away(record, partition.figures().now_ms, spare)
+            except StoreFull as error:
+                _log.error("store.full", f"partition {number} has no room left to delete in: {error}", partition=number)
+                return
+            self._commit_one(number, partition)
 
     def _resume(self, number: int) -> None:
         if self._stops.resume(number):
@@ -279,16 +296,30 @@ class Follower:
         self._progress.full(number, None)
         self._recorder.stopped(number, False)
 
-    def _heal(self) -> None:
-        """What a reader found missing or unreadable comes again from the log; not over and over where a disk is bad."""
-        for number, partition in self.partitions.items():
-            since = self._clock.monotonic() - self._healed_at.get(number, float("-inf"))
-            if partition.damaged is not None and since >= _HEAL_EVERY:
-                _log.error("store.rebuild", f"partition {number}: {partition.damaged}", partition=number)
-                self._healed_at[number] = self._clock.monotonic()
-                self._rebuild([number], partition.guard)
+    @contextmanager
+    def _mending(self, number: int) -> Iterator[None]:
+        """Where the file is damaged, the partition takes nothing in until it is made again; the others go on."""
+        try:
+            yield
+        except Exception as error:
+            if not is_torn(error):
+                raise
+            self._torn[number] = str(error)
 
-    def _rebuild(self, numbers: Sequence[int], guard: Guard) -> None:
+    def _heal(self) -> None:
+        """What was found missing or unreadable comes again from the log; not over and over where a disk is bad."""
+        for number, partition in self.partitions.items():
+            torn = self._torn.get(number)
+            damage = torn or partition.damaged or partition.env.damaged
+            if damage is None:
+                continue
+            since = self._clock.monotonic() - self._healed_at.get(number, float("-inf"))
+            if since >= _HEAL_EVERY:
+                self._rebuild([number], partition.guard, damage)
+            elif torn is not None:
+                raise SettingsError(f"store.data_dir: {partition.path}: damaged twice within a minute: {torn}")
+
+    def _rebuild(self, numbers: Sequence[int], guard: Guard, damage: str | None = None) -> None:
         """Begins again at the start of the log: something between may have been missed, a delete perhaps."""
         tps = [self._tp(number) for number in numbers]
         try:
@@ -303,6 +334,10 @@ class Follower:
                 self._resume(number)
             self._stops.forget(number)
             self._resumed(number)
+            self._torn.pop(number, None)
+            if damage is not None:
+                _say_damage(number, damage)
+                self._healed_at[number] = self._clock.monotonic()
             partition = self.partitions[number]
             partition.rebuild(guard)
             partition.skip_to(starts[tp])
@@ -315,3 +350,17 @@ class Follower:
 
     def _tp(self, number: int) -> TopicPartition:
         return TopicPartition(self._source.topic, number)
+
+
+def _opened(number: int, path: Path, make: Callable[[], Partition]) -> Partition:
+    """What is there; where its file is damaged, an empty one: it is read again from the log."""
+    try:
+        return make()
+    except EnvDamaged as error:
+        _say_damage(number, str(error))
+    wipe(path)
+    return make()
+
+
+def _say_damage(number: int, damage: str) -> None:
+    _log.error("store.rebuild", f"partition {number} is read again from the log: {damage}", partition=number)

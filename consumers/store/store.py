@@ -20,7 +20,7 @@ from moebus.consumers.store.blobs.metered import MeteredObjects
 from moebus.consumers.store.blobs.port import Blobs, Objects
 from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.deletes import publish_delete
-from moebus.consumers.store.env import EnvClosed
+from moebus.consumers.store.env import EnvClosed, EnvDamaged
 from moebus.consumers.store.follower import Follower
 from moebus.consumers.store.mirrors.open import Mirrors, open_mirrors
 from moebus.consumers.store.options import StoreOptions
@@ -176,7 +176,7 @@ class RouteStore:
         for number, partition in dict(self._follower.partitions).items():
             try:
                 found[number] = partition.runs()
-            except EnvClosed:
+            except (EnvClosed, EnvDamaged):
                 found[number] = []
         return found
 

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
 from moebus.consumers.store.blobs.port import BlobsUnavailable
-from moebus.consumers.store.env import EnvClosed
+from moebus.consumers.store.env import EnvClosed, EnvDamaged
 from moebus.consumers.store.partition import Partition
 from moebus.observability.clock import Clock
 from moebus.observability.log import get_logger
@@ -85,7 +85,7 @@ class Keeper:
     def _sweep(self, number: int, partition: Partition) -> None:
         try:
             done = partition.blobs.sweep(partition.reading)
-        except (BlobsUnavailable, CancelledError, EnvClosed) as error:
+        except (BlobsUnavailable, CancelledError, EnvClosed, EnvDamaged) as error:
             if not self._stopping.is_set() and str(error) != self._said:
                 _log.warning("store.sweep", f"orphans are swept later: {error}", partition=number)
                 self._said = str(error)
