@@ -26,6 +26,7 @@ CounterName = Literal[
     "moebus_store_records_total",
     "moebus_store_bytes_total",
     "moebus_store_deleted_rollouts_total",
+    "moebus_store_repeated_rollouts_total",
     "moebus_blobs_operations_total",
     "moebus_blobs_bytes_total",
     "moebus_blobs_swept_total",
@@ -118,6 +119,7 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     _histogram("moebus_store_commit_duration_seconds", "One batch committed with fsync"),
     _counter("moebus_store_deleted_rollouts_total", "Rollouts removed, by cause", "cause"),
+    _counter("moebus_store_repeated_rollouts_total", "Complete attempts beside another of the same identity"),
     _counter(
         "moebus_blobs_operations_total", "Requests to the objects that hold blobs, by outcome", "operation", "outcome"
     ),

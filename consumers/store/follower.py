@@ -22,6 +22,7 @@ from moebus.consumers.store.options import StoreOptions
 from moebus.consumers.store.partition import Guard, Partition, StoreFull
 from moebus.consumers.store.progress import Progress
 from moebus.consumers.store.recorder import Recorder
+from moebus.consumers.store.repeats import Repeats
 from moebus.consumers.store.source import Source
 from moebus.observability.clock import Clock
 from moebus.observability.log import get_logger
@@ -74,6 +75,7 @@ class Follower:
         self._blobs = blobs
         self._changed = changed
         self._stops = Stops()
+        self._repeats = Repeats()
         self._healed_at: dict[int, float] = {}
         self._torn: dict[int, str] = {}
         self._dirty_since: float | None = None
@@ -179,7 +181,7 @@ class Follower:
             self._dead.add(record, outcome.reason, outcome.detail)
         if outcome.readable and outcome.completed is not None:
             self._progress.readable(number, outcome.completed.key)
-        self._recorder.record(record, outcome)
+        self._recorder.record(record, outcome, again=self._repeats.seen(partition, outcome))
         self._say(record, outcome)
         if self._dirty_since is None:
             self._dirty_since = self._clock.monotonic()
@@ -196,6 +198,7 @@ class Follower:
 
     def _commit_one(self, number: int, partition: Partition) -> None:
         began = self._clock.monotonic()
+        self._repeats.ended(number)
         try:
             batch = partition.commit()
         except StoreFull as error:
@@ -248,6 +251,7 @@ class Follower:
 
     def _stop_ingest(self, number: int, partition: Partition, error: StoreFull) -> None:
         """Full: the partition stands at the record that did not fit; deletes behind it may make room."""
+        self._repeats.ended(number)
         offset, figures = partition.next_offset or 0, partition.figures()
         now = self._clock.monotonic()
         if self._stops.stop(number, offset, figures.used_bytes, figures.room_bytes, lost=error.lost, now=now):
@@ -335,6 +339,7 @@ class Follower:
             self._stops.forget(number)
             self._resumed(number)
             self._torn.pop(number, None)
+            self._repeats.ended(number)
             if damage is not None:
                 _say_damage(number, damage)
                 self._healed_at[number] = self._clock.monotonic()

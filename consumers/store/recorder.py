@@ -23,13 +23,16 @@ class Recorder:
         self._figures: dict[int, Figures] = {}
         self._said: dict[str, float] = {}
 
-    def record(self, record: LogRecord, outcome: Outcome) -> None:
+    def record(self, record: LogRecord, outcome: Outcome, *, again: bool = False) -> None:
+        """`again`: it made a complete attempt whole beside another of the same identity."""
         self._metrics.inc("moebus_store_records_total", kind=outcome.kind, outcome=outcome.verdict)
         self._metrics.inc("moebus_store_bytes_total", len(record.value or b""))
         if outcome.readable:
             self._readable(max(0, record.timestamp_ms))
         if outcome.over_quota is not None:
             self._say_quota(outcome.over_quota)
+        if again:
+            self._metrics.inc("moebus_store_repeated_rollouts_total")
         if outcome.dead:
             self._metrics.inc("moebus_dead_letters_total", reason=outcome.reason)
 

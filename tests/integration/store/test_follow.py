@@ -142,11 +142,16 @@ def test_bad_records_go_to_the_dead_letters_and_the_next_is_served(rig: Rig) -> 
         rig.put_raw(b"", 0)
         rig.put_raw(None, 0)
         rig.put_raw(attempt.records[0][:60], 0)
+        newer = bytearray(attempt.records[0])
+        newer[4] = 2
+        rig.put_raw(bytes(newer), 0)
         rig.put(good)
         rig.caught_up(store)
         assert error_of(store, "b") == "none"
     letters = rig.broker.cluster.topics[rig.topics.dlt].logs[0].records
-    assert [dict(r.headers)["reason"] for r in letters] == [b"checksum", b"magic", b"empty", b"truncated"]
+    assert [dict(r.headers)["reason"] for r in letters] == [
+        b"checksum", b"magic", b"empty", b"truncated", b"version",
+    ]  # fmt: skip
     assert letters[0].key == f"{rig.topics.routes}/0/{where.offset}".encode()
     assert letters[0].value == bytes(broken)
     assert dict(letters[0].headers)["original-key"] == b"k"
@@ -167,6 +172,8 @@ def test_other_content_spoils_an_open_attempt(rig: Rig) -> None:
         rig.caught_up(store)
         np.testing.assert_array_equal(read(store, "a"), again.routes)
         assert rig.metrics.value("moebus_store_records_total", kind="chunk", outcome="late") >= 1
+    (letter,) = rig.broker.cluster.topics[rig.topics.dlt].logs[0].records
+    assert (dict(letter.headers)["reason"], letter.value) == (b"other_content", other.chunks[0])
 
 
 def test_several_attempts(rig: Rig) -> None:
@@ -185,6 +192,22 @@ def test_several_attempts(rig: Rig) -> None:
         np.testing.assert_array_equal(read(store, "a", attempt=attempt_id(1)), part.routes)
         np.testing.assert_array_equal(read(store, "a", attempt=attempt_id(3)), two.routes)
         assert error_of(store, "a", attempt=attempt_id(4)) == "RouteNotYet"
+        assert rig.metrics.value("moebus_store_repeated_rollouts_total") == 1, "the second complete one"
+
+
+@pytest.mark.parametrize("interval", [0.001, 10.0], ids=["committed between", "in one batch"])
+def test_only_a_second_complete_attempt_of_one_identity_is_counted(rig: Rig, interval: float) -> None:
+    part = make_attempt("a", number=1, rows=3, outcome=Outcome("partial"))
+    rig.put(part, make_attempt("a", number=2), make_attempt("a", number=2), make_attempt("a", number=3, choice=1))
+    rig.put(make_attempt("b", number=4))
+    rig.fence(Delete("run", "b", attempt_id(50)))
+    rig.put(make_attempt("b", number=5, epoch=1))
+    with rig.running(options=replace(SMALL, commit_interval=interval)) as store:
+        assert held(store) == ["a", "a", "a", "b"]
+        assert rig.metrics.value("moebus_store_repeated_rollouts_total") == 0
+        rig.put(make_attempt("a", number=6), make_attempt("b", number=7, epoch=1))
+        rig.caught_up(store)
+        assert rig.metrics.value("moebus_store_repeated_rollouts_total") == 2
 
 
 def test_one_identity_in_two_groups_is_ambiguous(rig: Rig) -> None:

@@ -1,0 +1,48 @@
+"""Complete attempts that came beside another one of the same identity: a request that was sent twice, perhaps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from moebus.consumers.store import keys
+from moebus.consumers.store.doomed import hides
+from moebus.consumers.store.ingest import Outcome
+from moebus.consumers.store.partition import Partition
+from moebus.consumers.store.state import AttemptState
+from moebus.schemas.rollout import RolloutKey
+
+
+class Repeats:
+    """Of one store; the follower's thread asks and tells."""
+
+    def __init__(self) -> None:
+        self._open: defaultdict[int, set[RolloutKey]] = defaultdict(set)
+
+    def seen(self, partition: Partition, outcome: Outcome) -> bool:
+        """Whether the attempt that `outcome` made whole is complete, and another one stands beside it."""
+        batch = self._open[partition.number]
+        if outcome.fence is not None:
+            batch.clear()  # what it covers does not stand beside anything; at worst one is not counted
+        one = outcome.completed
+        if one is None or not _is_complete(one):
+            return False
+        again = one.key in batch or _is_committed(partition, one)
+        batch.add(one.key)
+        return again
+
+    def ended(self, number: int) -> None:
+        """The batch of a partition was committed or dropped."""
+        self._open.pop(number, None)
+
+
+def _is_committed(partition: Partition, one: AttemptState) -> bool:
+    with partition.reading() as (tables, pending):
+        return any(
+            _is_complete(other) and other.header.attempt != one.header.attempt
+            for other in tables.whole_attempts(keys.choice_range(one.key))
+            if not any(hides(fence, one.key.run, one.key.rollout_id, other.header.epoch) for fence in pending)
+        )
+
+
+def _is_complete(state: AttemptState) -> bool:
+    return state.end is not None and state.end.status == "complete"
