@@ -172,6 +172,7 @@ def _body(url: str, reply: Reply, answer: RouteAnswer, checks: CheckLevel) -> Ro
     step = max(1, _SLICE_BYTES // max(1, answer.nbytes // max(1, answer.rows)))
     checksum = xxhash.xxh3_64() if answer.checksum is not None else None
     known = checksum is not None and checks == "ids" and answer.checked != "off"
+    fault: str | None = None
     for first in range(0, answer.rows, step):
         part = routes[first : first + step]
         memory = part.reshape(-1).view(np.uint8).data
@@ -182,17 +183,23 @@ def _body(url: str, reply: Reply, answer: RouteAnswer, checks: CheckLevel) -> Ro
         if checksum is not None:
             checksum.update(memory)
         if checks != "off" and not known:
-            _check(part, answer)
+            fault = fault or _fault(part, answer)
+        if fault is not None and checksum is None:
+            break
     if checksum is not None and checksum.intdigest() != answer.checksum:
         raise HTTPException("what arrived is not what it sent (checksum)")  # asked again, or of another store
+    if fault is not None:
+        raise RouteCorrupt(f"{answer.ref.key}: {fault}")
     return routes
 
 
-def _check(part: RouteArray, answer: RouteAnswer) -> None:
+def _fault(part: RouteArray, answer: RouteAnswer) -> str | None:
+    """What is wrong with some of the rows."""
     try:
         check_ids(part, answer.num_experts)
     except InvalidInput as exc:
-        raise RouteCorrupt(f"{answer.ref.key}: {exc.reason}") from None
+        return exc.reason
+    return None
 
 
 def _refuse(status: int, body: bytes, what: str) -> NoReturn:

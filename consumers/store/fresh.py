@@ -36,7 +36,7 @@ class Fresh:
 
     def took_blob(self, owner: int, index: int, record: bytes) -> None:
         """The batch brings a chunk of `owner`."""
-        if self._room(len(record)):
+        if owner not in self._lacking and self._room(len(record)):
             self._blobs[owner, index] = record
         else:
             self._lacking.add(owner)

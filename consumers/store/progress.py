@@ -28,7 +28,7 @@ class Lag:
 
 
 class Progress:
-    """Thread-safe. `version` changes with every commit, and with all that is readable before it."""
+    """Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -38,12 +38,10 @@ class Progress:
         self._waiting: str | None = "the store is starting"
         self._listeners: dict[int, Listener] = {}
         self._numbers = count()
-        self.version = 0
 
     def listen(self, changed: Listener) -> Callable[[], None]:
-        """`changed(number, key)` is called after every change of `version`, with the partition it was of, and with the
-        rollout that became readable where nothing else can have changed; on the thread that made the change, and it
-        must be quick. The result ends that."""
+        """`changed(number, key)` is called after every commit with its partition and None, and before it with a rollout
+        that became readable; on the thread that writes, and it must be quick. The result ends that."""
         with self._lock:
             number = next(self._numbers)
             self._listeners[number] = changed
@@ -59,7 +57,6 @@ class Progress:
 
     def _tell(self, number: int, key: RolloutKey | None = None) -> None:
         with self._lock:
-            self.version += 1
             listeners = list(self._listeners.values())
         for changed in listeners:
             changed(number, key)

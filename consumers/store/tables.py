@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -47,6 +47,9 @@ class Meta:
     format: int = FORMAT
     blobs: str = "lmdb"
     checks: CheckLevel = "off"
+
+
+_META_FIELDS = tuple(one.name for one in fields(Meta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +306,10 @@ class Tables:
 
     def meta(self) -> Meta | None:
         data = self._get("meta", _META)
-        return Meta(**json.loads(data)) if data is not None else None
+        if data is None:
+            return None
+        said: dict[str, Any] = json.loads(data)
+        return Meta(**{name: said[name] for name in _META_FIELDS if name in said})  # a later version may say more
 
     def put_meta(self, meta: Meta) -> None:
         self._put("meta", _META, json.dumps(asdict(meta)).encode())

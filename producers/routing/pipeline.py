@@ -25,7 +25,7 @@ _log = get_logger(__name__)
 
 @dataclass(eq=False)
 class Job:
-    """Records that are stored together or not at all.
+    """Records that count together or not at all: without the last one the others mean nothing.
 
     `open` may ask the broker (BrokerUnavailable: asked again later) and returns the records, encoded one by one as
     they are wanted. `settle` is called once, on the pipeline's thread: positions in record order, or the error.

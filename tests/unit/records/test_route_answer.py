@@ -27,13 +27,17 @@ def test_no_rows_and_too_many_versions() -> None:
     assert RouteAnswer.from_headers(many.to_headers()).versions is None
 
 
+def test_an_unknown_level_vouches_for_nothing() -> None:
+    assert RouteAnswer.from_headers({**ANSWER.to_headers(), "moebus-checked": "twice"}).checked == "off"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("moebus-ref", "x"), ("moebus-ref", "[]"), ("moebus-rows", "-1"), ("moebus-status", "done"),
         ("moebus-dtype", "<u4"),
         ("moebus-layers", "1,x"), ("moebus-versions", "[1]"), ("moebus-epoch", "9" * 30),
-        ("moebus-checked", "well"), ("moebus-checksum", "77"), ("moebus-checksum", "g" * 16),
+        ("moebus-checksum", "77"), ("moebus-checksum", "g" * 16),
     ],
 )  # fmt: skip
 def test_malformed_fields_are_named(name: str, value: str) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -303,3 +304,17 @@ def test_what_was_once_taken_in_unseen_is_never_vouched_for(tmp_path: Path) -> N
 
 def test_data_of_a_version_that_did_not_say_is_not_vouched_for() -> None:
     assert Meta("cluster", "topic").checks == "off"
+
+
+def test_what_a_later_version_notes_of_a_partition_is_passed_over(tmp_path: Path) -> None:
+    partition = open_at(tmp_path)
+    feed(partition, *make_attempt().records)
+    with partition.reading() as (tables, _):
+        noted = asdict(tables.meta() or Meta("", ""))
+    txn = partition.env.begin_write()
+    txn.put(b"meta", json.dumps({**noted, "later": [1]}).encode(), db=partition.env.tables["meta"])
+    txn.commit()
+    partition.close()
+    again = open_at(tmp_path)
+    assert again.next_offset == 2
+    again.close()

@@ -69,7 +69,7 @@ def test_nobody_listens_any_more_afterwards() -> None:
 
     asyncio.run(main())
     progress.advance(0, 2)  # the loop is gone: nothing to call
-    assert progress.version == 3
+    assert progress.lags()[0].applied == 2
 
 
 def test_other_partitions_wake_nobody() -> None:
