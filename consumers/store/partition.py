@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import lmdb
 
 from moebus.consumers.store.blobs.inline import InlineBlobs
 from moebus.consumers.store.blobs.port import Blobs, BlobsUnavailable
-from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.env import Env, wipe
+from moebus.consumers.store.figures import Batch, Figures, RunFigures
 from moebus.consumers.store.fresh import Fresh
 from moebus.consumers.store.ingest import Ingest, Outcome
 from moebus.consumers.store.tables import Meta, Tables
@@ -45,43 +44,6 @@ class Guard:
 
     cluster_id: str
     topic_id: str
-
-
-@dataclass(slots=True)
-class Batch:
-    """What a commit made durable. `whole`: attempts that became so. `now_readable`: append times (ms) of the ENDs of
-    those that could not be read before it. `changes`: only where somebody watches."""
-
-    whole: int = 0
-    now_readable: list[int] = field(default_factory=list)
-    removed: Counter[str] = field(default_factory=Counter)
-    bytes: int = 0
-    changes: Changes = field(default_factory=Changes)
-
-
-@dataclass(frozen=True, slots=True)
-class RunFigures:
-    """Of one run in one partition. `used_bytes`: of whole attempts; `open_bytes`: of what is not whole yet.
-    `quota_bytes`: of either, None without one. `card`: digest of the model card that it is held to, None where that is
-    not known yet."""
-
-    run: str
-    used_bytes: int
-    open_bytes: int
-    quota_bytes: int | None
-    card: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """For statistics and gauges, as of the last commit; `room_bytes`: the map, or what the disk leaves of it, now."""
-
-    next_offset: int | None
-    now_ms: int
-    whole: int
-    used_bytes: int
-    map_bytes: int
-    room_bytes: int
 
 
 class Partition:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from moebus.broker.ports import LogRecord
+from moebus.consumers.store.figures import Batch, Figures
 from moebus.consumers.store.ingest import Outcome
-from moebus.consumers.store.partition import Batch, Figures
 from moebus.consumers.store.progress import Lag
 from moebus.observability.clock import Clock
 from moebus.observability.log import get_logger

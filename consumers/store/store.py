@@ -21,10 +21,10 @@ from moebus.consumers.store.blobs.port import Blobs, Objects
 from moebus.consumers.store.changes import Changes
 from moebus.consumers.store.deletes import publish_delete
 from moebus.consumers.store.env import EnvClosed, EnvDamaged
+from moebus.consumers.store.figures import Figures, RunFigures
 from moebus.consumers.store.follower import Follower
 from moebus.consumers.store.mirrors.open import Mirrors, open_mirrors
 from moebus.consumers.store.options import StoreOptions
-from moebus.consumers.store.partition import Figures, RunFigures
 from moebus.consumers.store.progress import Lag, Progress
 from moebus.consumers.store.recorder import Recorder
 from moebus.consumers.store.source import Source
