@@ -166,6 +166,7 @@ class RoutingPublisher:
         future.set_running_or_notify_cancel()  # nobody can cancel what may be on the wire
         receipt = RoutingReceipt(submission.ref, submission.name, future)
         self._counters.submitted(submission.base_refused)
+        self._metrics.inc("moebus_routes_bases_refused_total", int(submission.base_refused))
         if self._suspended:
             self._counters.ended("suspended")
             future.set_exception(PublisherSuspended(f"{submission.name}: the publisher is suspended; nothing was sent"))

@@ -154,7 +154,8 @@ class ContentSuite:
         other = tokens.copy()
         other[7] += 1
         elsewhere = make_tokens(21, seed=9)
-        with world.make() as publisher:
+        metrics = Metrics()
+        with world.make(metrics) as publisher:
             base = publisher.submit(make_routes(10), "a:0:0:0", token_ids=tokens, prompt_rows=5).ref
             publisher.submit(make_routes(20), "a:1:0:0", token_ids=other, base=base)
             publisher.submit(make_routes(20), "a:2:0:0", token_ids=elsewhere, base=base)
@@ -166,8 +167,26 @@ class ContentSuite:
                 publisher.submit(make_routes(20), "b:3:0:0", token_ids=tokens, base=base)
             assert publisher.flush(WAIT)
             assert publisher.stats().base_refused == 1
+        assert metrics.value("moebus_routes_bases_refused_total") == 1
         starts = {r.header.rollout_id: r.start for r in decoded(world) if isinstance(r, Chunk)}
         assert starts == {"a:0:0:0": 0, "a:1:0:0": 5, "a:2:0:0": 0}
+
+    def test_a_new_segment_starts_afresh_beside_the_one_before(self, world: PublisherWorld) -> None:
+        """Its history was rendered again: other tokens, all of them sent, both segments in one group and in order."""
+        tokens, again = make_tokens(21), make_tokens(9, seed=4)
+        with world.make() as publisher:
+            first = publisher.submit(make_routes(10), "a:0:0:0", token_ids=tokens).ref
+            turn = publisher.submit(make_routes(20), "a:0:1:0", token_ids=tokens, base=first).ref
+            publisher.submit(make_routes(8), "a:0:1:1", token_ids=again)
+            publisher.submit(make_routes(8, seed=3), "a:0:2:1", token_ids=again, base=turn)
+            assert publisher.flush(WAIT)
+            assert publisher.stats().base_refused == 1, "the one that named a base of the old segment"
+        found = [record for record in decoded(world) if isinstance(record, Chunk)]
+        assert [(one.header.rollout_id, one.start, one.rows) for one in found] == [
+            ("a:0:0:0", 0, 10), ("a:0:1:0", 10, 10), ("a:0:1:1", 0, 8), ("a:0:2:1", 0, 8),
+        ]  # fmt: skip
+        assert [one.header.base is None for one in found] == [True, False, True, True]
+        assert {record.partition for record in world.records()} == {world.records()[0].partition}
 
     def test_without_a_card_it_only_deletes(self, world: PublisherWorld) -> None:
         with world.make(card=None) as publisher:

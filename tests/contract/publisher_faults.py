@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moebus.broker.errors import AppendFailed, AppendUnknown
 from moebus.broker.ports import OutRecord
+from moebus.observability.metrics import Metrics
 from moebus.schemas.record import Chunk, End, decode
 from tests.contract.publisher_world import WAIT, MemoryWorld, decoded
 from tests.support.routes import make_routes
@@ -39,10 +40,14 @@ class FaultSuite:
             found = decode(record.value)
             return isinstance(found, Chunk) and found.header.rollout_id == "bad"
 
-        with world.make() as publisher, world.broker.refusing(bad):
+        metrics = Metrics()
+        with world.make(metrics) as publisher, world.broker.refusing(bad):
             good, wrong, also = (publisher.submit(make_routes(400_000), name) for name in ("g1", "bad", "g2"))
             assert isinstance(wrong.exception(WAIT), AppendFailed)
             good.result(WAIT)
             also.result(WAIT)
+            assert (publisher.stats().failed, publisher.stats().stored) == (1, 2)
+        assert metrics.value("moebus_routes_rollouts_total", outcome="failed") == 1
+        assert metrics.value("moebus_routes_publish_duration_seconds_count") == 2, "of those that were stored"
         ended = {r.header.rollout_id for r in decoded(world) if isinstance(r, End)}
         assert ended == {"g1", "g2"}

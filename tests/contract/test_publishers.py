@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from moebus.broker.errors import AppendUnknown
+from moebus.observability.clock import ManualClock
 from moebus.producers.routing import AsyncRoutingPublisher, PublisherClosed, PublisherSuspended
 from moebus.schemas.errors import InvalidInput
+from moebus.schemas.record import Chunk
 from tests.contract.publisher_suite import FaultSuite, PublisherSuite
-from tests.contract.publisher_world import PARTITIONS, WAIT, JournalWorld, MemoryWorld
-from tests.support.routes import make_routes
+from tests.contract.publisher_world import PARTITIONS, WAIT, JournalWorld, MemoryWorld, decoded
+from tests.support.routes import make_routes, make_tokens
 
 
 @pytest.fixture(params=[MemoryWorld, JournalWorld], ids=["thread", "journal"])
@@ -37,6 +39,26 @@ def test_a_thread_knows_what_it_never_sent() -> None:
     assert isinstance(errors[0], AppendUnknown)  # it was with the log's client
     assert isinstance(errors[-1], PublisherClosed)
     assert "nothing of it is in the log" in str(errors[-1])
+
+
+def test_a_base_of_more_than_20_hours_is_not_used(world: MemoryWorld) -> None:
+    world.broker.close()
+    clock = ManualClock()
+    later = type(world)(clock)
+    tokens = make_tokens(21)
+    with later.make() as publisher:
+        base = publisher.submit(make_routes(10), "a:0:0:0", token_ids=tokens).result(WAIT).ref
+        clock.advance(20 * 3600)
+        publisher.submit(make_routes(20), "a:0:1:0", token_ids=tokens, base=base).result(WAIT)
+        clock.advance(1)
+        publisher.submit(make_routes(20), "a:0:2:0", token_ids=tokens, base=base)
+        with pytest.raises(InvalidInput, match="start"):
+            publisher.submit(make_routes(10), "a:0:3:0", start=10, token_ids=tokens, base=base)
+        assert publisher.flush(WAIT)
+        assert publisher.stats().base_refused == 1
+    starts = {r.header.rollout_id: r.start for r in decoded(later) if isinstance(r, Chunk)}
+    assert starts == {"a:0:0:0": 0, "a:0:1:0": 10, "a:0:2:0": 0}
+    later.broker.close()
 
 
 def test_the_async_twin_says_the_same(world: MemoryWorld) -> None:
