@@ -210,6 +210,16 @@ def test_only_a_second_complete_attempt_of_one_identity_is_counted(rig: Rig, int
         assert rig.metrics.value("moebus_store_repeated_rollouts_total") == 2
 
 
+def test_what_never_becomes_whole_is_declared_lost_though_nothing_more_comes(rig: Rig) -> None:
+    """Also in a partition whose log stands still: a trainer hears that it need not wait."""
+    half, whole = make_attempt("half", rows=6, chunks=2), make_attempt("whole", number=2)
+    rig.put_raw(half.chunks[0])
+    rig.put(whole)
+    with rig.running(options=replace(SMALL, rules=Rules(open_ttl_ms=300))) as store:
+        wait_until(lambda: error_of(store, "half") == "RouteNeverComing", 30, "the verdict")
+        assert error_of(store, "whole") == "none"
+
+
 def test_one_identity_in_two_groups_is_ambiguous(rig: Rig) -> None:
     groups = [f"g{n}" for n in range(20)]
     other = next(group for group in groups if rig.partition(group) != rig.partition("g0"))
