@@ -17,7 +17,7 @@ from moebus.broker.kafka import frames, lenient
 from moebus.broker.kafka.config import KafkaConfig, Options, producer_options
 from moebus.broker.kafka.faults import describe
 from moebus.broker.kafka.reasons import Reasons
-from moebus.broker.kafka.sockets import DIRECT
+from moebus.broker.kafka.sockets import DIRECT, tls_context
 
 T = TypeVar("T")
 GiveUp = Callable[[], bool]
@@ -70,6 +70,8 @@ def _connected(kind: Callable[..., T], options: Options, config: KafkaConfig, ti
         return made[0]
 
     try:
+        if config.security_protocol in ("SSL", "SASL_SSL"):
+            options["ssl_context"] = tls_context(config.ssl_cafile, config.ssl_certfile, config.ssl_keyfile)
         return kind(**options, kafka_client=net_client, bootstrap_timeout_ms=max(1, int(timeout * 1000)))
     except (KafkaError, OSError, RuntimeError, ValueError) as exc:
         # The constructor leaves its sockets (and its thread, if it had started one) behind.

@@ -8,6 +8,7 @@ for 2.1 MB of routes. Its place for connections of another kind is the proxy's U
 from __future__ import annotations
 
 import socket
+import ssl
 from typing import Any
 
 from kafka.net.inet import KafkaNetSocket
@@ -43,3 +44,31 @@ class DirectSocket(KafkaNetSocket):  # type: ignore[misc]
         except BaseException:
             sock.close()
             raise
+
+
+class ClosingSSLSocket(ssl.SSLSocket):
+    """Closes itself where its handshake fails: the client leaves it to the garbage collector."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+
+def tls_context(cafile: str | None, certfile: str | None, keyfile: str | None) -> ssl.SSLContext:
+    """As kafka-python makes it of the same files: TLS 1.2 or newer, host names compared. Without `cafile` the system's
+    authorities are asked. Raises OSError where a file cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslsocket_class = ClosingSSLSocket
+    if cafile is None:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(cafile)
+    if certfile is not None:
+        context.load_cert_chain(certfile, keyfile)
+    return context

@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from moebus.broker.kafka.sockets import DIRECT, PIECE, DirectSocket, WideSocket
+from moebus.broker.kafka.sockets import DIRECT, PIECE, DirectSocket, WideSocket, tls_context
 
 
 def test_one_read_takes_all_that_is_there_up_to_the_piece() -> None:
@@ -42,3 +42,24 @@ def test_tls_can_be_put_around_it() -> None:
             wrapped.settimeout(10)
             with pytest.raises(ssl.SSLError):
                 wrapped.do_handshake()
+
+
+def test_a_handshake_that_fails_closes_its_socket() -> None:
+    context = tls_context(None, None, None)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.connect(server.getsockname())
+        other, _ = server.accept()
+        client.setblocking(False)
+        wrapped = context.wrap_socket(client, server_hostname="localhost", do_handshake_on_connect=False)
+        with other:
+            with pytest.raises(ssl.SSLWantReadError):
+                wrapped.do_handshake()
+            assert wrapped.fileno() >= 0, "it goes on later"
+            other.sendall(b"no tls\n" * 10)
+            wrapped.settimeout(10)
+            with pytest.raises(ssl.SSLError):
+                wrapped.do_handshake()
+        assert wrapped.fileno() == -1
+    assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
+    with pytest.raises(OSError, match="No such file"):
+        tls_context("/none/ca.pem", None, None)
