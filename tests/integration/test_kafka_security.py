@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 
 from moebus.broker import open_broker
 from moebus.broker.errors import BrokerUnavailable
+from moebus.broker.kafka import KafkaConfig
 from moebus.broker.local import LocalCluster, launch
 from moebus.broker.local.ports import free_ports
 from moebus.broker.local.properties import server_properties
@@ -113,8 +115,10 @@ def test_routes_from_the_publisher_to_the_trainer(secured: Secured, tmp_path: Pa
     broker.close()
 
 
-def test_a_wrong_password_is_told_without_it(secured: Secured) -> None:
-    broker = open_broker(secured.settings("no-secret"))
+@pytest.mark.parametrize("wrong", ["password", "certificate"])
+def test_what_is_wrong_is_told_without_the_password(secured: Secured, wrong: str) -> None:
+    config = KafkaConfig.of(secured.settings("no-secret" if wrong == "password" else "right"))
+    broker = open_broker(config if wrong == "password" else replace(config, ssl_cafile=None))
     with pytest.raises(BrokerUnavailable, match="security settings") as caught:
         broker.admin().cluster_id(1.0)
     assert "no-secret" not in str(caught.value)
