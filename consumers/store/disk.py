@@ -8,7 +8,7 @@ half goes to whoever comes first.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from moebus.consumers.store.env import file_bytes
@@ -40,11 +40,14 @@ class DiskShares:
     def room(self, number: int) -> int:
         """Bytes that its file may grow to: the map, or less where its share of the disk is less."""
         held = {one: file_bytes(path) for one, path in self._paths.items()}
-        free = shutil.disk_usage(_there(self._paths[number])).free
-        return min(self._map_bytes, fair_room(held, free, number))
+        return min(self._map_bytes, fair_room(held, _free(self._paths[number]), number))
 
 
-def _there(path: Path) -> Path:
-    """The path, or the folder above it that exists."""
-    found: Sequence[Path] = [one for one in (path, *path.parents) if one.exists()]
-    return found[0]
+def _free(path: Path) -> int:
+    """Bytes that are free on the disk of the path, or of the folder above it that exists."""
+    for one in (path, *path.parents):
+        try:
+            return shutil.disk_usage(one).free
+        except FileNotFoundError:
+            continue
+    return 0

@@ -160,7 +160,7 @@ def _unusable(path: Path, error: Exception) -> Exception:
 def file_bytes(path: Path) -> int:
     """What the file of an environment takes of the disk; 0 where there is none."""
     try:
-        return (path / _FILES[0]).stat().st_blocks * 512
+        return os.stat(os.path.join(path, _FILES[0])).st_blocks * 512  # asked with every commit of every partition
     except FileNotFoundError:
         return 0
 

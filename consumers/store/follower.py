@@ -209,7 +209,7 @@ class Follower:
         self._progress.advance(number, partition.next_offset or 0)
         if self._changed is not None:
             self._changed(batch.changes)
-        self._recorder.committed(number, batch, partition.figures(), self._clock.monotonic() - began)
+        self._recorder.committed(number, batch, partition.figures(ask=False), self._clock.monotonic() - began)
 
     def _patience(self) -> float:
         """Seconds that the open batch may still wait."""
@@ -239,7 +239,7 @@ class Follower:
     def _tidy(self, number: int, partition: Partition) -> bool:
         # The log tells the time. Past its last record the broker does, as of before that end was asked for: no record
         # that is still to come is older, so no store takes away what another still finds held.
-        now_ms = max(partition.figures().now_ms, self._progress.time_at_end(number))
+        now_ms = max(partition.figures(ask=False).now_ms, self._progress.time_at_end(number))
         try:
             more = partition.tidy(now_ms)
         except StoreFull as error:
@@ -282,7 +282,7 @@ class Follower:
         partition = self.partitions[number]
         with self._mending(number):
             try:
-                partition.take_away(record, partition.figures().now_ms, spare)
+                partition.take_away(record, partition.figures(ask=False).now_ms, spare)
             except StoreFull as error:
                 _log.error("store.full", f"partition {number} has no room left to delete in: {error}", partition=number)
                 return

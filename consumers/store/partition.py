@@ -151,9 +151,10 @@ class Partition:
         """Bytes that an open batch may have: pages it takes must not be those that deletes will need."""
         return max(1, int(self._room * RESERVE / 2))
 
-    def figures(self) -> Figures:
+    def figures(self, *, ask: bool = True) -> Figures:
+        """`ask`: how much room there is now; else as of the last commit."""
         meta = self._meta
-        room = self._ask_room()
+        room = self._ask_room() if ask else self._room
         return Figures(meta.next_offset, meta.now_ms, meta.whole, self._used, self._map_bytes, room)
 
     def runs(self, limit: int = 100) -> list[RunFigures]:

@@ -150,7 +150,8 @@ class Removal:
         What its time has ended does not count, so the outcome depends on the log alone, not on when that was swept.
         """
         run = state.key.run
-        limit, owner = self._rules.quota(run), self._tables.owner(state.owner)
+        limit = self._rules.quota(run)
+        owner = self._tables.owner(state.owner) if limit is not None else None
         if limit is None or owner is None:
             return True
         quota = f"quota of run {run}: {limit} bytes in a partition"

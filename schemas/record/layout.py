@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 
 from moebus.schemas.attempt import ATTEMPT_BYTES
@@ -99,11 +100,17 @@ def check_chunk(chunk: Chunk) -> None:
     number("start", chunk.start, chunk.header.own_start, MAX_ROWS - chunk.rows)
     number("num_experts", chunk.num_experts, 1, 2**32 - 1)
     number("top_k", chunk.top_k, 1, min(MAX_TOP_K, chunk.num_experts))
-    check_layers(chunk.layers)
+    _check_layers(chunk.layers)
     if chunk.codec not in CODECS:
         raise InvalidInput("codec", f"{chunk.codec!r} is unknown; known are raw and zstd")
     number("decoded size", decoded_size(chunk), 1, MAX_DECODED_BYTES)
     check_versions(chunk.versions, chunk.start, chunk.rows)
+
+
+@lru_cache(256)
+def _check_layers(layers: tuple[int, ...]) -> None:
+    """All chunks of a run have the same."""
+    check_layers(layers)
 
 
 def decoded_size(chunk: Chunk) -> int:
