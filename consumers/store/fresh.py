@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from moebus.consumers.store.state import AttemptState, Owner
+from moebus.schemas.record import Chunk
 from moebus.schemas.rollout import RolloutKey
 
 MOST_BYTES = 8 << 20
@@ -26,7 +27,7 @@ class Fresh:
         self._left = MOST_BYTES if most_bytes is None else most_bytes
         self._whole: dict[RolloutKey, tuple[AttemptState, ...]] = {}
         self._owners: dict[int, Owner] = {}
-        self._blobs: dict[tuple[int, int], bytes] = {}
+        self._chunks: dict[tuple[int, int], Chunk] = {}
         self._touched: set[int] = set()
         self._lacking: set[int] = set()
 
@@ -34,10 +35,10 @@ class Fresh:
         """The batch changes what is known of `owner`."""
         self._touched.add(owner.number)
 
-    def took_blob(self, owner: int, index: int, record: bytes) -> None:
+    def took_chunk(self, owner: int, chunk: Chunk) -> None:
         """The batch brings a chunk of `owner`."""
-        if owner not in self._lacking and self._room(len(record)):
-            self._blobs[owner, index] = record
+        if owner not in self._lacking and self._room(len(chunk.payload)):
+            self._chunks[owner, chunk.index] = chunk
         else:
             self._lacking.add(owner)
 
@@ -64,13 +65,13 @@ class Fresh:
     def owner(self, number: int) -> Owner | None:
         return self._owners.get(number)
 
-    def blob(self, owner: int, index: int) -> bytes | None:
-        return self._blobs.get((owner, index))
+    def chunk(self, owner: int, index: int) -> Chunk | None:
+        return self._chunks.get((owner, index))
 
     def only(self, wanted: Iterable[tuple[int, int]]) -> Fresh:
         """These chunks (owner, index) alone, so that who reads slowly does not keep the others in memory."""
         part = Fresh(0)
-        part._blobs = {place: self._blobs[place] for place in wanted if place in self._blobs}
+        part._chunks = {place: self._chunks[place] for place in wanted if place in self._chunks}
         return part
 
     def _room(self, size: int) -> bool:

@@ -159,7 +159,7 @@ class Ingest:
             self._own(decision.owner, len(value) if decision.blob else 0, decision.verdict == "completed")
         if decision.blob and decision.owner is not None and isinstance(record, Chunk):
             self._blobs.put(self._tables, decision.owner.number, record.index, record.header.attempt, value)
-            self._fresh.took_blob(decision.owner.number, record.index, value)
+            self._fresh.took_chunk(decision.owner.number, record)
         if decision.attempt is not None:
             self._tables.put_attempt(decision.attempt, held)
         if decision.verdict == "completed":

@@ -132,9 +132,8 @@ class View:
             RouteDeleted: removed in the meantime.  RouteCorrupt: what is stored is not what was written.
             StoreCatchingUp: its bytes cannot be had now.
         """
-        data = self._bytes(piece, asked)
         try:
-            chunk = decode(data)
+            chunk = self._held(piece) or decode(self._bytes(piece, asked))
             if not isinstance(chunk, Chunk) or chunk.header.attempt != piece.attempt:
                 raise RouteDeleted("removed while it was read")
             rows = unpack(chunk)[piece.first : piece.last]
@@ -144,9 +143,6 @@ class View:
         return np.ascontiguousarray(rows if layers is None else rows[:, layers, :])
 
     def _bytes(self, piece: Piece, asked: Asked | None) -> bytes:
-        held = self._held(piece)
-        if held is not None:
-            return held
         blobs = self._partition.blobs
         entry = asked[0] if asked is not None else self._entry(piece)
         if entry is None:
@@ -161,9 +157,9 @@ class View:
             self._partition.damaged = f"stored chunk {piece.index}: {error}"
             raise RouteCorrupt(self._partition.damaged) from error
 
-    def _held(self, piece: Piece) -> bytes | None:
-        """In memory."""
-        return self._fresh.blob(piece.owner, piece.index)
+    def _held(self, piece: Piece) -> Chunk | None:
+        """In memory, as it was taken in a moment ago."""
+        return self._fresh.chunk(piece.owner, piece.index)
 
     def _entry(self, piece: Piece) -> bytes | None:
         try:
