@@ -6,7 +6,7 @@ Two figures: a stream (first submit -> everything committed in the store), and o
 The bare loop uses kafka-python as it comes; with `--tuned-peer` it reads through the wide sockets of our clients too,
 and its reader keeps freed memory as our store does, so that what is left of the ratio is ours alone.
 
-    python bench/bench_routes.py [--stream-mb 300] [--singles 60] [--rounds 3] [--mode process|thread] [--checks ids]
+    python bench/bench_routes.py [--stream-mb 200] [--singles 180] [--rounds 6] [--mode process|thread] [--checks ids]
         [--tuned-peer]
 """
 
@@ -259,9 +259,9 @@ def kafka(folder: Path) -> Iterator[LocalCluster]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stream-mb", type=float, default=300.0)
-    parser.add_argument("--singles", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stream-mb", type=float, default=200.0)
+    parser.add_argument("--singles", type=int, default=180)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--mode", choices=("process", "thread"), default="process")
     parser.add_argument("--checks", choices=("off", "ids", "full"), default="ids")
     parser.add_argument("--tuned-peer", action="store_true")
