@@ -141,7 +141,7 @@ def test_long_poll_answers_when_the_rollout_comes(served: Served) -> None:
     thread.join(8)
     np.testing.assert_array_equal(array_of(answers[0]), attempt.routes)
     ref = RouteAnswer.from_headers(answers[0].headers)
-    assert ref.applied == 2
+    assert ref.applied in (0, 2), "before or after its commit"
     assert served.error(served.get("late", group="late", min_offset=3, wait=0.05)) == (404, "RouteNotYet")
     assert served.get("late", group="late", min_offset=2).status_code == 200
 
