@@ -1,7 +1,7 @@
 """The peer of bench_routes.py: a raw kafka-python consumer that puts what it reads into LMDB, with fsync and no checks.
 
 Run by bench_routes.py. After each commit it prints how many records it has. With a last argument `tuned` it uses the
-sockets of our own clients and keeps freed memory as our store does.
+sockets and frames of our own clients and keeps freed memory as our store does.
 """
 
 from __future__ import annotations
