@@ -38,6 +38,9 @@ class Ledger:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise _unusable(path, error) from None
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=OFF")
             self._db.execute(_TABLE)
@@ -45,8 +48,9 @@ class Ledger:
                 self._db.execute("UPDATE held SET attempt = x'', bytes = 0")
             total, self.count = self._db.execute("SELECT total(bytes), count(*) FROM held").fetchone()
             self.bytes = int(total)
-        except (OSError, sqlite3.Error) as error:
-            raise SettingsError(f"store.data_dir: {path} cannot be used: {error}; it may be removed") from None
+        except sqlite3.Error as error:
+            self._db.close()
+            raise _unusable(path, error) from None
 
     def get(self, rollout_id: str) -> Held | None:
         row = self._db.execute("SELECT * FROM held WHERE id = ?", (rollout_id,)).fetchone()
@@ -84,6 +88,10 @@ class Ledger:
     def _count(self, change: int, is_new: bool) -> None:
         self.bytes += change
         self.count += is_new
+
+
+def _unusable(path: Path, error: Exception) -> SettingsError:
+    return SettingsError(f"store.data_dir: {path} cannot be used: {error}; it may be removed")
 
 
 def _held(rollout_id: str, attempt: bytes, layers: int, layout: Layout, size: int) -> Held:

@@ -97,10 +97,17 @@ class Bench:
         self.settings = MirrorSettings(max_model_len=MAX, run="run", queue_bytes=2048, **settings)
         self.stopping = threading.Event()
         self.stopping.set()  # nothing waits
+        self.ledgers: list[Ledger] = []
         self.mirror = self.make()
+
+    def close(self) -> None:
+        self.partition.close()
+        for ledger in self.ledgers:
+            ledger.close()
 
     def make(self) -> Mirror:
         ledger = Ledger(self.folder / "ledger.sqlite", self.target.forgets)
+        self.ledgers.append(ledger)
         wanted = Wanted({0: self.partition}, self.progress, "run")
         return Mirror(self.target, ledger, wanted, self.settings, self.metrics, self.stopping, self.clock)
 
@@ -134,7 +141,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr("moebus.consumers.store.mirrors.mirror._WAIT", 0.0)
     made = Bench(tmp_path)
     yield made
-    made.partition.close()
+    made.close()
 
 
 def test_put_and_delete(bench: Bench) -> None:
@@ -235,7 +242,7 @@ def test_memory_of_a_target_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(bench.settle()) == 3
     bench.drop("r0")
     assert bench.settle() == ["r2", "r3", "r4"]
-    bench.partition.close()
+    bench.close()
 
 
 def test_while_the_store_catches_up_nothing_is_deleted(bench: Bench) -> None:
