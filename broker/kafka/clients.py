@@ -16,6 +16,7 @@ from moebus.broker.errors import BrokerUnavailable
 from moebus.broker.kafka import frames, lenient
 from moebus.broker.kafka.config import KafkaConfig, Options, producer_options
 from moebus.broker.kafka.faults import describe
+from moebus.broker.kafka.mending import fetch_together
 from moebus.broker.kafka.reasons import Reasons
 from moebus.broker.kafka.sockets import DIRECT, tls_context
 
@@ -50,7 +51,9 @@ def make_consumer(
     """A connected consumer that reads bytes and never commits by itself. Raises as `make_producer`."""
     lenient.install()
     frames.install()
-    return _connected(KafkaConsumer, {**config.client(name), **options}, config, timeout, give_up)
+    consumer: Consumer = _connected(KafkaConsumer, {**config.client(name), **options}, config, timeout, give_up)
+    fetch_together(consumer)
+    return consumer
 
 
 def make_admin(config: KafkaConfig, timeout: float) -> Admin:

@@ -18,7 +18,7 @@ from moebus.broker.kafka.convert import from_kafka, record_from, to_kafka, to_ka
 from moebus.broker.kafka.events import Event, EventQueue
 from moebus.broker.kafka.faults import Once, Pace, describe
 from moebus.broker.kafka.joining import JoinWatch
-from moebus.broker.kafka.mending import await_topics, fetch_together, finish_rejoin, free_parked, has_joined
+from moebus.broker.kafka.mending import await_topics, finish_rejoin, free_parked, has_joined
 from moebus.broker.ports import GroupListener, LogRecord, TopicPartition
 from moebus.observability.log import get_logger
 
@@ -52,7 +52,6 @@ class KafkaGroupReader:
                 "partition_assignment_strategy": [RangePartitionAssignor],
             }
             consumer = make_consumer(config, name, options, config.connect_timeout, give_up)
-            fetch_together(consumer)
             try:
                 consumer.subscribe(topics=list(topics), listener=self._events)
                 self._events.follow(consumer)

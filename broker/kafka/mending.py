@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka import errors as kafka_errors
 from kafka.coordinator.base import MemberState
 
 from moebus.broker.errors import BrokerUnavailable
-from moebus.broker.kafka.clients import Consumer, GiveUp
 from moebus.observability.log import get_logger
+
+if TYPE_CHECKING:  # clients.py makes consumers with what is mended here
+    from moebus.broker.kafka.clients import Consumer, GiveUp
 
 _log = get_logger(__name__)
 _STEP_MS = 500

@@ -13,7 +13,7 @@ from moebus.broker.kafka.config import KafkaConfig, reader_options
 from moebus.broker.kafka.connector import Connector, close_quietly
 from moebus.broker.kafka.convert import client_position, from_kafka, record_from, to_kafka, to_kafka_all
 from moebus.broker.kafka.faults import Once, Pace, describe
-from moebus.broker.kafka.mending import fetch_together, free_parked
+from moebus.broker.kafka.mending import free_parked
 from moebus.broker.ports import LogRecord, TopicPartition
 from moebus.observability.log import get_logger
 
@@ -29,9 +29,7 @@ class KafkaReader:
     def __init__(self, config: KafkaConfig, name: str, max_wait: float = 0.5) -> None:
         def make(give_up: GiveUp) -> Consumer:
             options = reader_options(max_wait, config.request_timeout)
-            consumer = make_consumer(config, name, options, config.connect_timeout, give_up)
-            fetch_together(consumer)
-            return consumer
+            return make_consumer(config, name, options, config.connect_timeout, give_up)
 
         self._name = name
         self._connector = Connector(name, make)

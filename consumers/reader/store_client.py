@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
 
 import numpy as np
-import xxhash
 
 from moebus.consumers.reader.ask import Query
 from moebus.consumers.reader.connections import UNREACHABLE, Connections, Http, Reply
@@ -17,7 +16,7 @@ from moebus.consumers.reader.errors import StoreUnreachable
 from moebus.consumers.reader.rollout import Rollout
 from moebus.schemas.dtypes import RouteArray
 from moebus.schemas.errors import InvalidInput
-from moebus.schemas.record import CheckLevel, check_ids
+from moebus.schemas.record import CheckLevel, check_ids, rows_checksum
 from moebus.schemas.route_answer import RouteAnswer
 from moebus.schemas.route_errors import (
     ROUTE_ERRORS,
@@ -170,27 +169,27 @@ def _body(url: str, reply: Reply, answer: RouteAnswer, checks: CheckLevel) -> Ro
         raise RouteCorrupt(f"{url} sends {length} bytes where its rows have {answer.nbytes}")
     routes: RouteArray = np.empty(answer.shape, answer.dtype)
     step = max(1, _SLICE_BYTES // max(1, answer.nbytes // max(1, answer.rows)))
-    checksum = xxhash.xxh3_64() if answer.checksum is not None else None
-    known = checksum is not None and checks == "ids" and answer.checked != "off"
+    known = answer.checksum is not None and checks == "ids" and answer.checked != "off"
     fault: str | None = None
     for first in range(0, answer.rows, step):
         part = routes[first : first + step]
-        memory = part.reshape(-1).view(np.uint8).data
-        filled = reply.fill(memory)
+        filled = reply.fill(_memory(part))
         if filled != part.nbytes:  # deleted while it was read: the next question hears so
             ended = routes[:first].nbytes + filled
             raise HTTPException(f"the answer ended after {ended} of {answer.nbytes} bytes")
-        if checksum is not None:
-            checksum.update(memory)
         if checks != "off" and not known:
             fault = fault or _fault(part, answer)
-        if fault is not None and checksum is None:
+        if fault is not None and answer.checksum is None:
             break
-    if checksum is not None and checksum.intdigest() != answer.checksum:
+    if answer.checksum is not None and rows_checksum([_memory(routes)]) != answer.checksum:
         raise HTTPException("what arrived is not what it sent (checksum)")  # asked again, or of another store
     if fault is not None:
         raise RouteCorrupt(f"{answer.ref.key}: {fault}")
     return routes
+
+
+def _memory(rows: RouteArray) -> memoryview:
+    return rows.reshape(-1).view(np.uint8).data
 
 
 def _fault(part: RouteArray, answer: RouteAnswer) -> str | None:

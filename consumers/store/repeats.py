@@ -8,7 +8,7 @@ from moebus.consumers.store import keys
 from moebus.consumers.store.doomed import hides
 from moebus.consumers.store.ingest import Outcome
 from moebus.consumers.store.partition import Partition
-from moebus.consumers.store.state import AttemptState
+from moebus.consumers.store.state import AttemptState, status_of
 from moebus.schemas.rollout import RolloutKey
 
 
@@ -24,7 +24,7 @@ class Repeats:
         if outcome.fence is not None:
             batch.clear()  # what it covers does not stand beside anything; at worst one is not counted
         one = outcome.completed
-        if one is None or not _is_complete(one):
+        if one is None or status_of(one) != "complete":
             return False
         again = one.key in batch or _is_committed(partition, one)
         batch.add(one.key)
@@ -38,11 +38,7 @@ class Repeats:
 def _is_committed(partition: Partition, one: AttemptState) -> bool:
     with partition.reading() as (tables, pending):
         return any(
-            _is_complete(other) and other.header.attempt != one.header.attempt
+            status_of(other) == "complete" and other.header.attempt != one.header.attempt
             for other in tables.whole_attempts(keys.choice_range(one.key))
             if not any(hides(fence, one.key.run, one.key.rollout_id, other.header.epoch) for fence in pending)
         )
-
-
-def _is_complete(state: AttemptState) -> bool:
-    return state.end is not None and state.end.status == "complete"

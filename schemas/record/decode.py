@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from struct import Struct
 from typing import Any, NoReturn
@@ -88,7 +87,7 @@ def _chunk(cursor: _Cursor, header: Header) -> Chunk:
         raise BadRecord("bounds", "unknown codec or id space, or a reserved byte is set")
     if width != wire_dtype(experts).itemsize:
         raise BadRecord("bounds", f"{width} bytes an id do not fit {experts} experts")
-    numbers = struct.unpack(f"<{n_layers}H", cursor.take(2 * n_layers))
+    numbers = cursor.unpack(Struct(f"<{n_layers}H"))
     versions = tuple(_version(cursor) for _ in range(n_versions))
     payload = cursor.take(packed)
     chunk = Chunk(header, index, start, rows, numbers, top_k, experts, _CODECS[codec], payload, versions)  # type: ignore[arg-type]  # keys are CodecName
