@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -102,8 +102,14 @@ class Answers:
         except EnvClosed:
             raise StoreCatchingUp("the store is being rebuilt or stopped") from None
 
+    def committed(self) -> Callable[[], bool]:
+        """A function that says whether all that can be found at this moment has come to its commit, as `page` needs."""
+        batches = [(one, one.fresh) for one in list(self._partitions.values())]
+        ahead = [(one, fresh) for one, fresh in batches if fresh.readable]
+        return lambda: all(one.fresh is not fresh for one, fresh in ahead)
+
     def page(self, run: str, prefix: str | None, after: bytes, limit: int) -> list[tuple[int, AttemptState]]:
-        """(partition, whole attempt), in order of `position`, behind `after`."""
+        """(partition, whole attempt) of what is committed, in order of `position`, behind `after`."""
         self._check_ready(None)
         try:
             pages = [[(n, s) for s in View(p).page(run, prefix, after, limit)] for n, p in self._partitions.items()]

@@ -31,6 +31,11 @@ class Fresh:
         self._touched: set[int] = set()
         self._lacking: set[int] = set()
 
+    @property
+    def readable(self) -> bool:
+        """Whether anything of it is."""
+        return bool(self._whole)
+
     def took(self, owner: Owner) -> None:
         """The batch changes what is known of `owner`."""
         self._touched.add(owner.number)

@@ -31,7 +31,7 @@ from moebus.consumers.store import params
 from moebus.consumers.store.answers import Answer, Question, position, ref_of
 from moebus.consumers.store.state import AttemptState
 from moebus.consumers.store.store import RouteStore
-from moebus.consumers.store.waking import Changes
+from moebus.consumers.store.waking import LONGEST, Changes
 from moebus.schemas.attempt import attempt_text
 from moebus.schemas.errors import InvalidInput, MoebusError, RetriableError
 from moebus.schemas.route_errors import RouteError, RouteNotYet, StoreCatchingUp
@@ -92,6 +92,7 @@ class _Pages:
     async def listing(self, request: Request) -> Response:
         asked = params.listing(_query(request))
         store = self._store()
+        await self._catch_up(store)
         found = await run_in_threadpool(store.page, asked.run, asked.prefix, asked.after, asked.limit)
         last = position(found[-1][1]) if len(found) == asked.limit else None
         return JSONResponse(
@@ -134,6 +135,16 @@ class _Pages:
         if store is None:
             raise StoreCatchingUp("the store is starting")
         return store
+
+    async def _catch_up(self, store: RouteStore) -> None:
+        """Until listings show all that can be read now: what was read a moment ago must not be missing from them. A
+        commit takes milliseconds; one that does not come is not waited for."""
+        is_committed = store.committed()
+        deadline = store.clock.monotonic() + LONGEST
+        with Changes(store.progress, None) as changes:
+            while not is_committed() and (left := deadline - store.clock.monotonic()) > 0:
+                await changes.wait(left)
+                changes.clear()
 
     async def _wait(self, question: Question, seconds: float, most: int) -> tuple[Answer, list[memoryview] | None]:
         """The answer, and its rows where they have at most `most` bytes. Asks again after every commit, as long as

@@ -150,6 +150,10 @@ class RouteStore:
         """See `Answers.find`."""
         return self._answers.find(question, self._source.total)
 
+    def committed(self) -> Callable[[], bool]:
+        """See `Answers.committed`."""
+        return self._answers.committed()
+
     def page(self, run: str, prefix: str | None, after: bytes, limit: int) -> list[tuple[int, AttemptState]]:
         """See `Answers.page`."""
         return self._answers.page(run, prefix, after, limit)

@@ -16,8 +16,8 @@ LONGEST = 1.0
 class Changes:
     """Made and used on an event loop, as a context manager."""
 
-    def __init__(self, progress: Progress, number: int | None, key: RolloutKey) -> None:
-        """`number`: the partition that matters; None: any. `key`: the rollout."""
+    def __init__(self, progress: Progress, number: int | None, key: RolloutKey | None = None) -> None:
+        """`number`: the partition that matters; None: any. `key`: the rollout; None: commits alone matter."""
         self._progress = progress
         self._number = number
         self._key = key

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from moebus.consumers.store import RouteStore, store_routes
+from moebus.consumers.store import RouteStore, http, store_routes
 from moebus.observability.health import Health
 from moebus.observability.http import HttpServer
 from moebus.schemas.model_card import ModelCard
@@ -165,6 +165,38 @@ def test_listing_in_pages(served: Served) -> None:
     assert below[0]["status"] == "complete"
     assert below[0]["rows"] == 10
     assert served.client.get("/v1/routes", params={"run": "none"}).json()["rollouts"] == []
+
+
+@pytest.fixture
+def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The store commits nothing until this is set."""
+    go = threading.Event()
+    follower = served.store._follower
+    commit = follower.commit
+    monkeypatch.setattr(follower, "commit", lambda: commit() if go.wait(30) else None)
+    yield go
+    go.set()
+
+
+def test_a_listing_lacks_nothing_that_was_read_before_it(served: Served, held: threading.Event) -> None:
+    served.rig.put(make_attempt("a"))
+    assert served.get("a", wait=5).status_code == 200
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(served.client.get("/v1/routes", params={"run": "run"})))
+    thread.start()
+    wait_until(lambda: bool(served.store.progress._listeners), what="the listing to wait for the commit")
+    held.set()
+    thread.join(8)
+    assert [entry["id"] for entry in answers[0].json()["rollouts"]] == ["a"]
+
+
+def test_a_listing_does_not_wait_for_a_commit_that_does_not_come(
+    served: Served, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LONGEST", 0.01)
+    served.rig.put(make_attempt("a"))
+    assert served.get("a", wait=5).status_code == 200
+    assert served.client.get("/v1/routes", params={"run": "run"}).json()["rollouts"] == []
 
 
 def test_delete_over_http(served: Served) -> None:
