@@ -88,7 +88,7 @@ class Rig:
             lags = store.progress.lags()
             return store.progress.unready() is None and all(lag.applied >= logs[n].end for n, lag in lags.items())
 
-        wait_until(done, what="the store to catch up")
+        wait_until(done, 30, what="the store to catch up")
 
 
 def read(store: RouteStore, rollout_id: str, choice: int = 0, **more: object) -> RouteArray:

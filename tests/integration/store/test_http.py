@@ -143,7 +143,7 @@ def test_long_poll_answers_when_the_rollout_comes(served: Served) -> None:
     ref = RouteAnswer.from_headers(answers[0].headers)
     assert ref.applied in (0, 2), "before or after its commit"
     assert served.error(served.get("late", group="late", min_offset=3, wait=0.05)) == (404, "RouteNotYet")
-    assert served.get("late", group="late", min_offset=2).status_code == 200
+    assert served.get("late", group="late", min_offset=2, wait=5).status_code == 200
 
 
 def test_listing_in_pages(served: Served) -> None:

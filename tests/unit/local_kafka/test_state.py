@@ -38,6 +38,24 @@ def sleeper(tmp_path: Path) -> Iterator[ProcessId]:
     process.kill([found])
 
 
+_LEAVES = """
+import sys
+from pathlib import Path
+from moebus.broker.local import process
+left = process.spawn([sys.executable, "-c", "import time; time.sleep(60)"], Path(sys.argv[1]))
+print(left.pid, left.start)
+"""
+
+
+def test_a_broker_that_outlives_us_is_not_reported_as_leaked(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", _LEAVES, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    left = ProcessId(*map(int, done.stdout.split()))
+    assert left.alive()
+    process.kill([left])
+    assert done.stderr == ""
+
+
 def test_round_trip(tmp_path: Path) -> None:
     written = _state(tmp_path, ProcessId(12, 3456))
     state.save(tmp_path, written)
