@@ -16,13 +16,30 @@ from kafka.net.inet import KafkaNetSocket
 DIRECT = "moebus-direct://"
 """The `proxy_url` that selects this class."""
 PIECE = 1 << 20
+TLS_RECORD = 16 << 10
+"""What one read of TLS gives at most."""
 
 
-class WideSocket(socket.socket):
+class LastWords:
+    """Lets what the peer sent before it hung up be taken first: the client throws away what it received if the end
+    comes with it, such as why a password was refused."""
+
+    _is_taken = True
+
+    def end_apart(self, received: bytes) -> bytes:
+        """`received`, as `recv` has to return it. Raises BlockingIOError for the end right behind data."""
+        if not received and not self._is_taken:
+            self._is_taken = True
+            raise BlockingIOError
+        self._is_taken = not received
+        return received
+
+
+class WideSocket(LastWords, socket.socket):
     """A socket whose `recv` returns up to `PIECE` bytes, also where fewer are asked for."""
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        return super().recv(max(bufsize, PIECE), flags)
+        return self.end_apart(super().recv(max(bufsize, PIECE), flags))
 
 
 class DirectSocket(KafkaNetSocket):  # type: ignore[misc]
@@ -46,8 +63,11 @@ class DirectSocket(KafkaNetSocket):  # type: ignore[misc]
             raise
 
 
-class ClosingSSLSocket(ssl.SSLSocket):
+class ClosingSSLSocket(LastWords, ssl.SSLSocket):
     """Closes itself where its handshake fails: the client leaves it to the garbage collector."""
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        return self.end_apart(super().recv(max(buflen, TLS_RECORD), flags))
 
     def do_handshake(self, block: bool = False) -> None:
         try:

@@ -198,7 +198,6 @@ class Follower:
 
     def _commit_one(self, number: int, partition: Partition) -> None:
         began = self._clock.monotonic()
-        self._repeats.ended(number)
         try:
             batch = partition.commit()
         except StoreFull as error:
@@ -239,7 +238,7 @@ class Follower:
     def _tidy(self, number: int, partition: Partition) -> bool:
         # The log tells the time. Past its last record the broker does, as of before that end was asked for: no record
         # that is still to come is older, so no store takes away what another still finds held.
-        now_ms = max(partition.figures(ask=False).now_ms, self._progress.time_at_end(number))
+        now_ms = max(partition.now_ms, self._progress.time_at_end(number))
         try:
             more = partition.tidy(now_ms)
         except StoreFull as error:
@@ -251,7 +250,6 @@ class Follower:
 
     def _stop_ingest(self, number: int, partition: Partition, error: StoreFull) -> None:
         """Full: the partition stands at the record that did not fit; deletes behind it may make room."""
-        self._repeats.ended(number)
         offset, figures = partition.next_offset or 0, partition.figures()
         now = self._clock.monotonic()
         if self._stops.stop(number, offset, figures.used_bytes, figures.room_bytes, lost=error.lost, now=now):
@@ -282,7 +280,7 @@ class Follower:
         partition = self.partitions[number]
         with self._mending(number):
             try:
-                partition.take_away(record, partition.figures(ask=False).now_ms, spare)
+                partition.take_away(record, partition.now_ms, spare)
             except StoreFull as error:
                 _log.error("store.full", f"partition {number} has no room left to delete in: {error}", partition=number)
                 return
@@ -339,7 +337,6 @@ class Follower:
             self._stops.forget(number)
             self._resumed(number)
             self._torn.pop(number, None)
-            self._repeats.ended(number)
             if damage is not None:
                 _say_damage(number, damage)
                 self._healed_at[number] = self._clock.monotonic()

@@ -133,6 +133,11 @@ class Partition:
         return Guard(self._meta.cluster_id, self._meta.topic_id)
 
     @property
+    def now_ms(self) -> int:
+        """The latest append time that is committed."""
+        return self._meta.now_ms
+
+    @property
     def dirty(self) -> bool:
         """Whether something waits for a commit."""
         return self._txn is not None

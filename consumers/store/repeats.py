@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from moebus.consumers.store import keys
 from moebus.consumers.store.doomed import hides
 from moebus.consumers.store.ingest import Outcome
@@ -16,23 +14,20 @@ class Repeats:
     """Of one store; the follower's thread asks and tells."""
 
     def __init__(self) -> None:
-        self._open: defaultdict[int, set[RolloutKey]] = defaultdict(set)
+        self._turns: dict[int, tuple[int, set[RolloutKey]]] = {}
 
     def seen(self, partition: Partition, outcome: Outcome) -> bool:
         """Whether the attempt that `outcome` made whole is complete, and another one stands beside it."""
-        batch = self._open[partition.number]
-        if outcome.fence is not None:
-            batch.clear()  # what it covers does not stand beside anything; at worst one is not counted
+        turn, uncommitted = self._turns.get(partition.number, (None, set()))
+        if turn != partition.turns:  # committed or dropped since, or deleted: at worst one is not counted
+            uncommitted = set()
+            self._turns[partition.number] = (partition.turns, uncommitted)
         one = outcome.completed
         if one is None or status_of(one) != "complete":
             return False
-        again = one.key in batch or _is_committed(partition, one)
-        batch.add(one.key)
+        again = one.key in uncommitted or _is_committed(partition, one)
+        uncommitted.add(one.key)
         return again
-
-    def ended(self, number: int) -> None:
-        """The batch of a partition was committed or dropped."""
-        self._open.pop(number, None)
 
 
 def _is_committed(partition: Partition, one: AttemptState) -> bool:

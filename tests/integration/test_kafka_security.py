@@ -115,11 +115,15 @@ def test_routes_from_the_publisher_to_the_trainer(secured: Secured, tmp_path: Pa
     broker.close()
 
 
-@pytest.mark.parametrize("wrong", ["password", "certificate"])
-def test_what_is_wrong_is_told_without_the_password(secured: Secured, wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [("password", "Invalid username or password"), ("certificate", "CERTIFICATE_VERIFY_FAILED")],
+)
+def test_what_is_wrong_is_told_without_the_password(secured: Secured, wrong: str, reason: str) -> None:
     config = KafkaConfig.of(secured.settings("no-secret" if wrong == "password" else "right"))
     broker = open_broker(config if wrong == "password" else replace(config, ssl_cafile=None))
     with pytest.raises(BrokerUnavailable, match="security settings") as caught:
         broker.admin().cluster_id(1.0)
+    assert reason in str(caught.value)
     assert "no-secret" not in str(caught.value)
     broker.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +27,25 @@ def test_one_read_takes_all_that_is_there_up_to_the_piece() -> None:
                 reads += 1
             assert reads < 100_000 / 4096 / 2
             assert PIECE >= 100_000
+
+
+def test_what_comes_with_the_end_is_taken_first() -> None:
+    """The client gives up at the end of a stream and forgets what it had received until then."""
+    from kafka.net.transport import KafkaTCPTransport  # after ours, which keeps its warnings quiet
+
+    maker = DirectSocket(DIRECT)
+    with socket.create_server(("127.0.0.1", 0)) as server, maker.socket(socket.AF_INET) as client:
+        client.connect(server.getsockname())
+        other, _ = server.accept()
+        other.sendall(b"why not")
+        other.close()
+        assert client.recv(7, socket.MSG_PEEK) == b"why not"  # it is there, and so is the end
+        client.setblocking(False)
+        transport = SimpleNamespace(_sock=client)
+        assert KafkaTCPTransport._sock_recv(transport) == (b"why not", None)
+        received, error = KafkaTCPTransport._sock_recv(transport)
+        assert received == b""
+        assert "disconnected" in str(error)
 
 
 def test_tls_can_be_put_around_it() -> None:
