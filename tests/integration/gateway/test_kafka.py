@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import count, permutations
 from typing import Any
 from urllib.parse import quote
 
@@ -169,7 +169,8 @@ def test_five_at_once_while_it_generates(fleet: Fleet, generating: list[httpx.Re
 
 def test_a_paused_fleet_answers_nobody_and_keeps_what_was_generated(fleet: Fleet) -> None:
     """Also its routes: the store has the rows of what was cut off, as `aborted`."""
-    cut = wait_until(lambda: _cut_short(fleet), 60, "a request that was running at the pause")
+    tries = count(1)
+    cut = wait_until(lambda: _cut_short(fleet, next(tries)), 60, "a request that was running at the pause")
     assert cut["finish_reason"] == "abort"
     assert fleet.is_paused() is True
     assert [fleet.generate(number).status_code for number in range(2)] == [503, 503]
@@ -182,13 +183,14 @@ def test_a_paused_fleet_answers_nobody_and_keeps_what_was_generated(fleet: Fleet
     assert fleet.generate(0).json()["finish_reason"] == "length"
 
 
-def _cut_short(fleet: Fleet) -> dict[str, Any]:
-    """What a long request answers that a pause meets; nothing where the pause came before its first token."""
+def _cut_short(fleet: Fleet, calls: int) -> dict[str, Any]:
+    """What a long request answers that a pause meets, so many calls later; nothing where it has no token yet."""
     fleet.call("resume")
     with ThreadPoolExecutor(1) as pool:
         rollout = f"cut:{os.urandom(4).hex()}:0:0"
         cut = pool.submit(fleet.generate, 0, max_tokens=100_000, rollout_id=rollout, wait_routes=True)
-        fleet.call("is_paused")
+        for _ in range(calls):
+            fleet.call("is_paused")
         assert fleet.call("pause").status_code == 200
         answer = cut.result(60)
     body: dict[str, Any] = answer.json()
