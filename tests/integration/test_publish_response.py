@@ -92,8 +92,8 @@ def test_each_engine_s_answer_becomes_a_rollout(
     batch = reader.resolve([ref], [TOKENS], wait=WAIT)
     assert np.array_equal(batch.routes[:ROWS], ROUTES)
     assert batch.valid.tolist() == [True] * ROWS + [False]
-    assert receipts.done()
     assert receipts.result(WAIT)[0].ref == receipts.ref
+    assert receipts.done()
     assert reader.get("d:0:0:0").status == "complete"
 
 
