@@ -75,7 +75,8 @@ class AsyncOperation:
                 await _wait(changed, self._patience(limit))
         finally:
             if outcome is None:
-                self._threads.submit(self.core.forget)
+                with contextlib.suppress(RuntimeError):  # the client is closed: it has forgotten everything
+                    self._threads.submit(self.core.forget)
 
     def _patience(self, limit: float) -> float:
         """Seconds until a turn is due without a change: an update's decision may have to be tried again."""

@@ -126,6 +126,19 @@ def test_a_cancelled_wait_leaves_the_command_alone(broker: MemoryBroker) -> None
         in_loop(broker, main)
 
 
+def test_a_wait_cancelled_after_the_client_was_closed_is_cancelled(broker: MemoryBroker) -> None:
+    async def main() -> None:
+        async with AsyncControlClient(broker, TOPICS, issuer="test") as control:
+            task = asyncio.create_task(control.pause(timeout=60))
+            await until(lambda: Method.PAUSE in [r.method for r in a.seen])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with FakeWorker(broker, TOPICS, "a", script={Method.PAUSE: SILENT}) as a:
+        asyncio.run(main())
+
+
 def test_no_broker_is_said_in_time(broker: MemoryBroker) -> None:
     async def main() -> None:
         async with AsyncControlClient(broker, TOPICS, connect_timeout=0.05):
