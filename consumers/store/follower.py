@@ -14,6 +14,7 @@ from moebus.consumers.dead_letters import DeadLetters
 from moebus.consumers.store.ahead import ReadAhead
 from moebus.consumers.store.blobs.port import Blobs
 from moebus.consumers.store.changes import Changes
+from moebus.consumers.store.courtesy import Courtesy
 from moebus.consumers.store.disk import DiskShares
 from moebus.consumers.store.env import EnvDamaged, is_torn, wipe
 from moebus.consumers.store.fullness import Stops
@@ -56,6 +57,7 @@ class Follower:
         stopping: threading.Event,
         blobs: Callable[[int], Blobs | None] = lambda _: None,
         changed: Callable[[Changes | None], None] | None = None,
+        courtesy: Courtesy | None = None,
     ) -> None:
         """`blobs`: of a partition; None for LMDB. `changed`: is told what each commit changed, None: anything may have;
         it must not block."""
@@ -74,6 +76,7 @@ class Follower:
         self._ahead = ReadAhead(lambda: broker.reader("moebus-store-ahead"), source.topic)
         self._blobs = blobs
         self._changed = changed
+        self._courtesy = courtesy or Courtesy()
         self._stops = Stops()
         self._repeats = Repeats()
         self._healed_at: dict[int, float] = {}
@@ -223,7 +226,8 @@ class Follower:
         return any(p.batch_bytes >= min(most, p.batch_limit) for p in self.partitions.values())
 
     def _tend(self) -> None:
-        began = self._tended = self._clock.monotonic()
+        began, rested = self._clock.monotonic(), self._courtesy.rested
+        self._tended = began
         for number, partition in self.partitions.items():
             if number in self._torn:
                 continue
@@ -233,14 +237,15 @@ class Follower:
                 position = self._reader.position(self._tp(number))
                 if not partition.dirty and position > (partition.next_offset or 0):
                     self._progress.advance(number, position)  # the end of the log is a gap
-        self._tending = self._clock.monotonic() - began
+        self._tending = self._clock.monotonic() - began - (self._courtesy.rested - rested)
 
     def _tidy(self, number: int, partition: Partition) -> bool:
         # The log tells the time. Past its last record the broker does, as of before that end was asked for: no record
         # that is still to come is older, so no store takes away what another still finds held.
         now_ms = max(partition.now_ms, self._progress.time_at_end(number))
         try:
-            more = partition.tidy(now_ms)
+            self._courtesy.begin()
+            more = partition.tidy(now_ms, self._courtesy.give_way)
         except StoreFull as error:
             self._stop_ingest(number, partition, error)
             return False

@@ -155,7 +155,8 @@ class _Pages:
             while True:
                 changes.clear()
                 try:
-                    return await run_in_threadpool(_read, store, question, most)
+                    with store.courtesy.answering():
+                        return await run_in_threadpool(_read, store, question, most)
                 except (RouteNotYet, StoreCatchingUp):
                     left = deadline - store.clock.monotonic()
                     if left <= 0:

@@ -12,6 +12,7 @@ import lmdb
 
 from moebus.consumers.store.blobs.inline import InlineBlobs
 from moebus.consumers.store.blobs.port import Blobs, BlobsUnavailable
+from moebus.consumers.store.courtesy import press_on
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.env import Env, wipe
 from moebus.consumers.store.figures import Batch, Figures, RunFigures
@@ -26,7 +27,7 @@ _RECORD_OVERHEAD = 16_384  # index pages that a record may touch
 _GATHER_BELOW = 0.5
 RESERVE = 0.05
 """Part of the map, or of what the disk leaves of it, that is kept for deletes."""
-_FREE_SLICE = 500
+_FREE_SLICE, _FREE_PIECE = 500, 10
 REMOVE_SLICE = 50
 
 
@@ -249,8 +250,9 @@ class Partition:
         self._reset()
         self.next_offset = self._meta.next_offset
 
-    def tidy(self, now_ms: int) -> bool:
-        """Takes away what time has ended and frees a slice of what was removed; True when there may be more.
+    def tidy(self, now_ms: int, give_way: Callable[[], None] = press_on) -> bool:
+        """Takes away a slice of what is deleted or what time has ended, and frees a slice of what was removed; True
+        when there may be more. `give_way`: is called again and again, for readers.
 
         Raises:
             StoreFull: the batch is lost.
@@ -259,11 +261,16 @@ class Partition:
             if not self._due(Tables(self.env, txn), now_ms):
                 return False
         with self._guarded() as ingest:
-            more = ingest.removal.work(REMOVE_SLICE)
-            if not more:
-                ingest.removal.sweep(now_ms)
+            removal, tables = ingest.removal, Tables(self.env, self._txn)
+            removal.give_way = give_way
+            more = removal.work(REMOVE_SLICE) or removal.sweep(now_ms, REMOVE_SLICE)
+            removal.give_way = press_on
             limit = REMOVE_SLICE if more else _FREE_SLICE  # marks take room, so some has to come back meanwhile
-            return self.blobs.free(Tables(self.env, self._txn), limit) >= limit or more
+            for _ in range(0, limit, _FREE_PIECE):
+                give_way()
+                if self.blobs.free(tables, _FREE_PIECE) < _FREE_PIECE:
+                    return more
+            return True
 
     def take_away(self, record: Delete | Clear, now_ms: int, spare: frozenset[bytes]) -> int:
         """What a DELETE or CLEAR further on in the log will remove anyway, now, to make room; returns how many went.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Literal
 
 from moebus.consumers.store import keys
 from moebus.consumers.store.changes import Changes
+from moebus.consumers.store.courtesy import press_on
 from moebus.consumers.store.decide import Rules
 from moebus.consumers.store.doomed import Doomed, hidden
 from moebus.consumers.store.state import AttemptState
@@ -18,6 +19,8 @@ from moebus.schemas.rollout import RolloutId, RolloutKey, same_segment, structur
 
 Cause = Literal["delete", "clear", "last_turn", "age", "lost", "quota"]
 _SLICE = 1000
+_PIECE = 10
+"""Attempts that are read at once where readers are given way between them."""
 AT_ONCE = 50
 """Attempts that a DELETE or CLEAR takes away before the next record is read; the others follow in slices."""
 
@@ -34,6 +37,8 @@ class Removal:
         """Where whole attempts that go are noted, if anybody wants to know."""
         self.ended: set[RolloutKey] = set()
         """Of whole attempts that went otherwise than by a DELETE or CLEAR, of which readers hear before the commit."""
+        self.give_way: Callable[[], None] = press_on
+        """Is called between two attempts that go."""
         self.cut = 0
         self.doomed = tables.doomed()
         """Removals that are not finished; what they cover counts as gone."""
@@ -71,7 +76,7 @@ class Removal:
         reason = str(Fence(job.run, job.prefix, job.epoch, job.at_ms))
         left: Doomed | None = job
         while left is not None and limit > 0:
-            found = list(islice(self._tables.attempts(left.ranges[left.part], left.after), min(limit, _SLICE)))
+            found = list(islice(self._tables.attempts(left.ranges[left.part], left.after), min(limit, _PIECE)))
             for state in found:
                 if state.state != "gone" and state.header.epoch <= job.epoch:
                     self.remove(state, cause, reason, job.at_ms)
@@ -101,6 +106,7 @@ class Removal:
 
     def remove(self, state: AttemptState, cause: Cause, reason: str, now_ms: int) -> None:
         """Leaves a mark in place of an attempt."""
+        self.give_way()
         if state.state == "whole":
             self.removed[cause] += 1
             if cause not in ("delete", "clear"):
@@ -180,17 +186,23 @@ class Removal:
         while tables.due(b"o", now_ms - rules.open_ttl_ms, 1) or tables.due(b"w", now_ms - rules.keep_ttl_ms, 1):
             self.sweep(now_ms)
 
-    def sweep(self, now_ms: int) -> None:
-        """What time takes away: open attempts, whole ones, marks, fences, turns; up to 1,000 of each a call."""
+    def sweep(self, now_ms: int, limit: int = _SLICE) -> bool:
+        """What time takes away: open attempts, whole ones, marks, fences, turns; up to `limit` of each a call. True
+        while there may be more."""
         tables, rules = self._tables, self._rules
-        for _, key in tables.due(b"o", now_ms - rules.open_ttl_ms, _SLICE):
+        late = tables.due(b"o", now_ms - rules.open_ttl_ms, limit)
+        for _, key in late:
             self.remove(tables.attempt_of(key), "lost", f"not whole {rules.open_ttl_ms // 1000} s after", now_ms)
-        for _, key in tables.due(b"w", now_ms - rules.keep_ttl_ms, _SLICE):
+        old = tables.due(b"w", now_ms - rules.keep_ttl_ms, limit)
+        for _, key in old:
             self.remove(tables.attempt_of(key), "age", f"kept for {rules.keep_ttl_ms // 1000} s", now_ms)
-        for _, key in tables.due(b"m", now_ms - rules.fence_ttl_ms, _SLICE):
+        marks = tables.due(b"m", now_ms - rules.fence_ttl_ms, limit)
+        for _, key in marks:
+            self.give_way()
             tables.drop_attempt(tables.attempt_of(key))
-        tables.forget(b"f", now_ms - rules.fence_ttl_ms, _SLICE)
-        tables.forget(b"t", now_ms - rules.fence_ttl_ms, _SLICE)
+        tables.forget(b"f", now_ms - rules.fence_ttl_ms, limit)
+        tables.forget(b"t", now_ms - rules.fence_ttl_ms, limit)
+        return max(len(late), len(old), len(marks)) >= limit
 
     def _all(self, start: bytes) -> Iterator[AttemptState]:
         """In slices, because the loop's body writes to the table that is read."""

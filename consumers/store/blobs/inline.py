@@ -46,8 +46,8 @@ class InlineBlobs:
 
     def free(self, tables: Tables, limit: int) -> int:
         left = limit
-        for owner in tables.trash(limit):  # each has one at least
-            left -= tables.free(owner, left)
+        for owner in tables.trash(limit):
+            left -= max(1, tables.free(owner, left))  # the last one of a slice may be left with none
             if left <= 0:
                 break
         return limit - left

@@ -109,7 +109,7 @@ class Blobs(Protocol):
         ...
 
     def free(self, tables: Tables, limit: int) -> int:
-        """Takes up to `limit` entries of removed owners away; returns how many."""
+        """Takes up to `limit` entries of removed owners away; fewer than `limit` in return: nothing is left."""
         ...
 
     def trouble(self) -> str | None:

@@ -187,6 +187,40 @@ def test_readers_know_of_a_delete_before_anything_is_taken_away(
     assert seen == [["gone"] * 3] * 3
 
 
+def test_age_takes_away_in_slices_and_gives_way_between(partition: Partition) -> None:
+    for number in range(1, 121):
+        feed_quietly(partition, make_attempt(f"p:{number}", number=number, rows=1, group="g"))
+    partition.commit()
+    gave: list[int] = []
+
+    def give_way() -> None:
+        gave.append(partition.figures().whole)
+
+    slices = []
+    more = True
+    while more:
+        more = partition.tidy(RULES.keep_ttl_ms + 1, give_way)
+        slices.append(partition.commit().removed["age"])
+    assert [size for size in slices if size] == [50, 50, 20]
+    assert len(gave) >= 120
+    assert (blobs(partition), partition.figures().whole) == (0, 0)
+
+
+def test_what_is_removed_is_freed_to_the_last_byte_without_a_pause(partition: Partition) -> None:
+    """One blob each: of the last rollout of a slice nothing is left but its name."""
+    for number in range(1, 101):
+        feed_quietly(partition, make_attempt(f"p:{number}", number=number, rows=1, group="g"))
+    feed(partition, encode(Delete("run", "p", attempt_id(9999))))
+    turns = 0
+    while partition.tidy(0):
+        partition.commit()
+        turns += 1
+    partition.commit()
+    with partition.reading() as (tables, _):
+        assert not tables.trash(1)
+    assert (blobs(partition), turns <= 4) == (0, True)
+
+
 def test_a_clear_of_many_is_the_same(partition: Partition) -> None:
     for number in range(1, 300):
         feed_quietly(partition, make_attempt(f"p:{number}", number=number, rows=1, group="g"))
