@@ -7,8 +7,10 @@ for 2.1 MB of routes. Its place for connections of another kind is the proxy's U
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 from kafka.net.inet import KafkaNetSocket
@@ -20,18 +22,28 @@ TLS_RECORD = 16 << 10
 """What one read of TLS gives at most."""
 
 
+class EndFollows(BlockingIOError):
+    """The end has come right behind data; it is told by the next read."""
+
+
 class LastWords:
     """Lets what the peer sent before it hung up be taken first: the client throws away what it received if the end
-    comes with it, such as why a password was refused."""
+    comes in the same go, such as why a password was refused."""
 
-    _is_taken = True
+    _taken = True
 
-    def end_apart(self, received: bytes) -> bytes:
-        """`received`, as `recv` has to return it. Raises BlockingIOError for the end right behind data."""
-        if not received and not self._is_taken:
-            self._is_taken = True
-            raise BlockingIOError
-        self._is_taken = not received
+    def end_apart(self, receive: Callable[[], bytes]) -> bytes:
+        """What `receive` gives. Raises EndFollows in place of the end where data came since the last time that nothing
+        was there; and what `receive` raises."""
+        try:
+            received = receive()
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            self._taken = True
+            raise
+        if not received and not self._taken:
+            self._taken = True
+            raise EndFollows
+        self._taken = not received
         return received
 
 
@@ -39,7 +51,7 @@ class WideSocket(LastWords, socket.socket):
     """A socket whose `recv` returns up to `PIECE` bytes, also where fewer are asked for."""
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        return self.end_apart(super().recv(max(bufsize, PIECE), flags))
+        return self.end_apart(lambda: socket.socket.recv(self, max(bufsize, PIECE), flags))
 
 
 class DirectSocket(KafkaNetSocket):  # type: ignore[misc]
@@ -67,7 +79,12 @@ class ClosingSSLSocket(LastWords, ssl.SSLSocket):
     """Closes itself where its handshake fails: the client leaves it to the garbage collector."""
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        return self.end_apart(super().recv(max(buflen, TLS_RECORD), flags))
+        try:
+            return self.end_apart(lambda: ssl.SSLSocket.recv(self, max(buflen, TLS_RECORD), flags))
+        except EndFollows:  # TLS has ended, its connection need not have: now there is something to wake up for
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self, socket.SHUT_RD)
+            raise
 
     def do_handshake(self, block: bool = False) -> None:
         try:

@@ -16,8 +16,8 @@ WORK = 0.00025
 REST = 0.0001
 LOOK = 0.0003
 MOST = 0.02
-"""Seconds: of work without a rest; of a rest; between two looks at who still waits for an answer; of rests in one slice
-after which it looks no more, so that it comes to its end under any load."""
+"""Seconds: of work without a rest; of a rest; between two looks at who still waits for an answer; of rests in one turn
+after which it looks no more, so that records are read and committed under any load."""
 
 
 def press_on() -> None:
@@ -48,7 +48,7 @@ class Courtesy:
             self._answers -= 1
 
     def begin(self) -> None:
-        """A slice of work."""
+        """A turn of work, after which other work is due."""
         self._since = self._now()
         self._patient_until = self.rested + MOST
 

@@ -228,6 +228,7 @@ class Follower:
     def _tend(self) -> None:
         began, rested = self._clock.monotonic(), self._courtesy.rested
         self._tended = began
+        self._courtesy.begin()
         for number, partition in self.partitions.items():
             if number in self._torn:
                 continue
@@ -244,7 +245,6 @@ class Follower:
         # that is still to come is older, so no store takes away what another still finds held.
         now_ms = max(partition.now_ms, self._progress.time_at_end(number))
         try:
-            self._courtesy.begin()
             more = partition.tidy(now_ms, self._courtesy.give_way)
         except StoreFull as error:
             self._stop_ingest(number, partition, error)
@@ -269,6 +269,7 @@ class Follower:
         self._ahead.begin(number, offset)
 
     def _make_room(self) -> None:
+        self._courtesy.begin()
         self._ahead.step(self._take_away)
         for number in list(self._stops.standing):
             with self._mending(number):

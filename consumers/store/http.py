@@ -92,7 +92,8 @@ class _Pages:
     async def listing(self, request: Request) -> Response:
         asked = params.listing(_query(request))
         store = self._store()
-        await self._catch_up(store)
+        if not asked.after:
+            await self._catch_up(store)
         found = await run_in_threadpool(store.page, asked.run, asked.prefix, asked.after, asked.limit)
         last = position(found[-1][1]) if len(found) == asked.limit else None
         return JSONResponse(

@@ -38,7 +38,7 @@ class Removal:
         self.ended: set[RolloutKey] = set()
         """Of whole attempts that went otherwise than by a DELETE or CLEAR, of which readers hear before the commit."""
         self.give_way: Callable[[], None] = press_on
-        """Is called between two attempts that go."""
+        """Is called between two attempts, or marks, that go."""
         self.cut = 0
         self.doomed = tables.doomed()
         """Removals that are not finished; what they cover counts as gone."""
@@ -200,9 +200,8 @@ class Removal:
         for _, key in marks:
             self.give_way()
             tables.drop_attempt(tables.attempt_of(key))
-        tables.forget(b"f", now_ms - rules.fence_ttl_ms, limit)
-        tables.forget(b"t", now_ms - rules.fence_ttl_ms, limit)
-        return max(len(late), len(old), len(marks)) >= limit
+        forgotten = [tables.forget(kind, now_ms - rules.fence_ttl_ms, limit) for kind in (b"f", b"t")]
+        return max(len(late), len(old), len(marks), *forgotten) >= limit
 
     def _all(self, start: bytes) -> Iterator[AttemptState]:
         """In slices, because the loop's body writes to the table that is read."""

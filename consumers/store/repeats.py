@@ -19,7 +19,7 @@ class Repeats:
     def seen(self, partition: Partition, outcome: Outcome) -> bool:
         """Whether the attempt that `outcome` made whole is complete, and another one stands beside it."""
         turn, uncommitted = self._turns.get(partition.number, (None, set()))
-        if turn != partition.turns:  # committed or dropped since, or deleted: at worst one is not counted
+        if turn != partition.turns:  # a commit, a rollback or a delete since: at worst one is not counted
             uncommitted = set()
             self._turns[partition.number] = (partition.turns, uncommitted)
         one = outcome.completed

@@ -295,12 +295,14 @@ class Tables:
         assert data is not None
         return load_attempt(*keys.split_attempt_key(key), data)
 
-    def forget(self, kind: TimeKind, before_ms: int, limit: int) -> None:
-        """Drops fences or turns older than `before_ms`."""
+    def forget(self, kind: TimeKind, before_ms: int, limit: int) -> int:
+        """Drops up to `limit` fences or turns older than `before_ms`; returns how many."""
         table = {b"f": "fences", b"t": "turns"}[kind]
-        for at_ms, key in self.due(kind, before_ms, limit):
+        old = self.due(kind, before_ms, limit)
+        for at_ms, key in old:
             self._delete("times", keys.time_key(kind, at_ms, key))
             self._delete(table, key)
+        return len(old)
 
     # meta
 

@@ -109,9 +109,10 @@ class BlobSuite:
         np.testing.assert_array_equal(rows(partition, other), other.routes)
         partition.close()
 
-    def test_a_delete_frees(self, world: LmdbWorld) -> None:
+    @pytest.mark.parametrize("chunks", [3, 10, 25])  # they are freed in pieces of ten
+    def test_a_delete_frees(self, world: LmdbWorld, chunks: int) -> None:
         partition = world.open()
-        gone, kept = make_attempt("a", number=1, rows=30, chunks=3), make_attempt("b", number=2)
+        gone, kept = make_attempt("a", number=1, rows=50, chunks=chunks), make_attempt("b", number=2)
         feed(partition, *gone.records, *kept.records)
         drop(partition, gone)
         freed(partition, left=1)

@@ -142,9 +142,11 @@ class ExternalBlobs(Blobs):
 
     def free(self, tables: Tables, limit: int) -> int:
         left = limit
-        for owner in [owner for owner, future in self._deletes.items() if _succeeded(future)]:
+        for owner, future in list(self._deletes.items()):
             if left <= 0:
                 break
+            if not _succeeded(future):
+                continue
             self._again = self._first_again
             freed = tables.free(owner, left)
             if freed < left:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from moebus.broker.ports import OutRecord, TopicPartition
+from moebus.consumers.store import follower
 from moebus.consumers.store.decide import Rules
+from moebus.consumers.store.partition import Partition
 from moebus.schemas.errors import SettingsError
 from moebus.schemas.members import decode_member
 from moebus.schemas.record import Base, Clear, Delete, Outcome
@@ -330,3 +332,31 @@ def test_a_whole_rollout_is_committed_as_soon_as_the_log_is_quiet(rig: Rig) -> N
         rig.put(attempt)
         wait_until(lambda: error_of(store, "a:0:0:0") == "none", 30, "the rollout, long before the interval")
         np.testing.assert_array_equal(read(store, "a:0:0:0"), attempt.routes)
+
+
+def test_patience_with_readers_is_that_of_a_turn_however_many_partitions_there_are(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two turns records are read and committed: they must not wait for each partition's patience."""
+    store = rig.store()
+    said: list[str] = []
+    tidy, begin = store._follower._tidy, store.courtesy.begin
+
+    def tidied(number: int, partition: Partition) -> bool:
+        said.append("tidy")
+        return tidy(number, partition)
+
+    def begun() -> None:
+        said.append("begin")
+        begin()
+
+    monkeypatch.setattr(store._follower, "_tidy", tidied)
+    monkeypatch.setattr(store.courtesy, "begin", begun)
+    monkeypatch.setattr(follower, "_TEND", 0.01)
+    store.start()
+    try:
+        wait_until(lambda: len(said) >= 2 * (1 + PARTITIONS), 30, what="two turns")
+    finally:
+        store.stop()
+    turn = ["begin", *["tidy"] * PARTITIONS]
+    assert said[: 2 * len(turn)] == turn * 2

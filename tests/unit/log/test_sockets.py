@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,23 +35,95 @@ def test_one_read_takes_all_that_is_there_up_to_the_piece() -> None:
             assert PIECE >= 100_000
 
 
-def test_what_comes_with_the_end_is_taken_first() -> None:
-    """The client gives up at the end of a stream and forgets what it had received until then."""
-    from kafka.net.transport import KafkaTCPTransport  # after ours, which keeps its warnings quiet
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of localhost, with its key, signed by itself."""
+    made = tmp_path_factory.mktemp("tls") / "both.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(made), "-out", str(made)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return made
 
-    maker = DirectSocket(DIRECT)
-    with socket.create_server(("127.0.0.1", 0)) as server, maker.socket(socket.AF_INET) as client:
+
+@contextmanager
+def plain_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Ours, and the peer's end."""
+    with socket.create_server(("127.0.0.1", 0)) as server, DirectSocket(DIRECT).socket(socket.AF_INET) as client:
         client.connect(server.getsockname())
         other, _ = server.accept()
+        with other:
+            client.setblocking(False)
+            yield client, other
+
+
+@contextmanager
+def tls_pair(certificate: Path) -> Iterator[tuple[socket.socket, ssl.SSLSocket]]:
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(certificate)
+    with plain_pair() as (client, other), ThreadPoolExecutor(1) as pool:
+        peer = pool.submit(server_side.wrap_socket, other, server_side=True)
+        client.setblocking(True)
+        ours = tls_context(str(certificate), None, None).wrap_socket(client, server_hostname="localhost")
+        with ours, peer.result(10) as theirs:
+            ours.setblocking(False)
+            yield ours, theirs
+
+
+def received(client: socket.socket) -> tuple[bytes, str]:
+    """What one wait and one read of the client gives, and why it gives up after that."""
+    from kafka.net.transport import KafkaSSLTransport  # after ours, which keeps its warnings quiet
+
+    readable, _, _ = select.select([client], [], [], 5)
+    assert readable, "nothing wakes the client up"
+    data, error = KafkaSSLTransport._sock_recv(SimpleNamespace(_sock=client))
+    return data, str(error) if error is not None else ""
+
+
+def until_the_end(client: socket.socket) -> tuple[bytes, str]:
+    """All data that reached the client, and the error at which it gave up."""
+    whole = b""
+    for _ in range(10):  # a session ticket of TLS wakes it up for nothing
+        data, error = received(client)
+        if error:
+            return whole, error  # what came with the error is thrown away
+        whole += data
+    return whole, ""
+
+
+def test_what_comes_with_the_end_is_taken_first() -> None:
+    """The client gives up at the end of a stream and forgets what it received in the same go."""
+    with plain_pair() as (client, other):
         other.sendall(b"why not")
         other.close()
-        assert client.recv(7, socket.MSG_PEEK) == b"why not"  # it is there, and so is the end
-        client.setblocking(False)
-        transport = SimpleNamespace(_sock=client)
-        assert KafkaTCPTransport._sock_recv(transport) == (b"why not", None)
-        received, error = KafkaTCPTransport._sock_recv(transport)
-        assert received == b""
-        assert "disconnected" in str(error)
+        data, error = until_the_end(client)
+        assert data == b"why not"
+        assert "disconnected" in error
+
+
+@pytest.mark.parametrize("connection", ["closed", "left open"])
+def test_what_comes_with_the_end_of_tls_is_taken_first(certificate: Path, connection: str) -> None:
+    with tls_pair(certificate) as (client, other):
+        other.sendall(b"why not")
+        with ThreadPoolExecutor(1) as pool, client:
+            ended = pool.submit(other.unwrap)  # it says that it ends, and waits for the same from us
+            if connection == "closed":
+                other.shutdown(socket.SHUT_WR)
+            data, error = until_the_end(client)
+            assert data == b"why not"
+            assert "disconnected" in error
+        with suppress(OSError):
+            ended.result(10)
+
+
+def test_the_end_is_told_at_once_where_nothing_came_before() -> None:
+    with plain_pair() as (client, other):
+        other.sendall(b"x")
+        assert received(client) == (b"x", "")
+        other.close()
+        data, error = received(client)
+        assert (data, bool(error)) == (b"", True)
 
 
 def test_tls_can_be_put_around_it() -> None:

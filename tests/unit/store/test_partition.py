@@ -206,6 +206,31 @@ def test_age_takes_away_in_slices_and_gives_way_between(partition: Partition) ->
     assert (blobs(partition), partition.figures().whole) == (0, 0)
 
 
+def test_fences_that_are_due_go_without_a_pause(partition: Partition) -> None:
+    feed(partition, *(encode(Delete("run", f"none:{number}", attempt_id(number))) for number in range(1, 121)))
+    turns = 0
+    while partition.tidy(RULES.fence_ttl_ms + 1):
+        partition.commit()
+        turns += 1
+    partition.commit()
+    with partition.reading() as (tables, _):
+        assert tables.fence("run", "none:1") is None
+        assert tables.due(b"f", RULES.fence_ttl_ms + 1, 1) == []
+    assert turns == 2
+
+
+def test_what_is_taken_in_while_a_batch_is_open_gives_way_to_nobody(partition: Partition) -> None:
+    feed(partition, *(r for n in range(1, 81) for r in make_attempt(f"p:{n}", number=n, rows=1, group="g").records))
+    gave: list[int] = []
+    feed(partition, encode(Delete("run", "p", attempt_id(9997))))
+    feed_quietly(partition, make_attempt("q", number=500, rows=1, group="g"))
+    partition.tidy(0, lambda: gave.append(1))
+    before = len(gave)
+    assert before >= 30  # what the delete had left over
+    partition.apply(partition.next_offset or 0, encode(Delete("run", "q", attempt_id(9998))), 0)
+    assert (len(gave), partition.commit().removed) == (before, {"delete": 31})
+
+
 def test_what_is_removed_is_freed_to_the_last_byte_without_a_pause(partition: Partition) -> None:
     """One blob each: of the last rollout of a slice nothing is left but its name."""
     for number in range(1, 101):
