@@ -95,8 +95,8 @@ class Operation:
         The outcome once it is final or given up, else None. It waits for the acknowledgement of a decision alone.
         """
         left = limit - self.seconds
-        self._show(progress)
         outcome = self.outcome()
+        self._show(progress)  # after it: `progress` has seen every answer that the outcome counts
         update = self._answers.request.method is Method.UPDATE_WEIGHTS
         if update and not self._decided and outcome.decision is None and left > -GRACE_SECONDS:
             self._settle_update(late=left <= 0)
@@ -104,7 +104,9 @@ class Operation:
             self._follower.unwatch(self._answers)
             return outcome
         elif left <= -GRACE_SECONDS:
-            return self._give_up()
+            outcome = self._give_up()
+            self._show(progress)
+            return outcome
         self._follower.check()
         return None
 

@@ -15,7 +15,7 @@ from moebus.broker.ports import OutRecord
 from moebus.broker.topics import Topics, ensure
 from moebus.observability.metrics import Metrics
 from moebus.observability.settings import load_settings
-from moebus.producers.control import ControlClient, FleetError, FleetPartial, FleetTimeout, UnknownOperation
+from moebus.producers.control import ControlClient, FleetError, FleetPartial, FleetTimeout, Outcome, UnknownOperation
 from moebus.schemas.control import encode_request, make_request
 from moebus.schemas.control_args import DecideArgs, Method
 from moebus.schemas.errors import InvalidInput
@@ -101,6 +101,28 @@ def test_a_timeout_names_the_missing_worker_and_voids_the_command(broker: Memory
         assert (seen.status, seen.missing, seen.decision) == ("timeout", ("b",), "void")
         b.answer(b.seen[-2], seen.position.offset if seen.position else -1, Reply())  # late, and in the log for ever
         wait_until(lambda: client.operation(outcome.request_id).status == "ok", what="the late answer")
+
+
+def test_progress_has_seen_every_answer_that_the_outcome_counts(
+    broker: MemoryBroker, client: ControlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes at the very moment at which the outcome is made."""
+    with FakeWorker(broker, TOPICS, "a", script={Method.PAUSE: SILENT}) as a:
+        operation = client.submit(Method.PAUSE)
+        pause = wait_until(lambda: [r for r in a.seen if r.method is Method.PAUSE], what="the command")[0]
+        counted, answered = operation.outcome, threading.Event()
+
+        def meanwhile() -> Outcome:
+            if not answered.is_set():
+                answered.set()
+                a.answer(pause, operation.position.offset, Reply())
+                wait_until(lambda: counted().complete, what="the answer")
+            return counted()
+
+        monkeypatch.setattr(operation, "outcome", meanwhile)
+        seen: list[Phase] = []
+        assert operation.wait(30, lambda response: seen.append(response.phase)).status == "ok"
+        assert Phase.DONE in seen
 
 
 def test_an_update_is_committed_once_everybody_has_staged(broker: MemoryBroker, client: ControlClient) -> None:
