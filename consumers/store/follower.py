@@ -57,13 +57,14 @@ class Follower:
         stopping: threading.Event,
         blobs: Callable[[int], Blobs | None] = lambda _: None,
         changed: Callable[[Changes | None], None] | None = None,
-        courtesy: Courtesy | None = None,
     ) -> None:
         """`blobs`: of a partition; None for LMDB. `changed`: is told what each commit changed, None: anything may have;
         it must not block."""
         self.partitions: dict[int, Partition] = {}
         self.rebuild_to: Guard | None = None
         self.broker_now_ms = 0
+        self.courtesy = Courtesy()
+        """What takes rollouts away gives way to those who read inside of its `answering`."""
         self._source = source
         self._folder = folder
         self._options = options
@@ -76,7 +77,6 @@ class Follower:
         self._ahead = ReadAhead(lambda: broker.reader("moebus-store-ahead"), source.topic)
         self._blobs = blobs
         self._changed = changed
-        self._courtesy = courtesy or Courtesy()
         self._stops = Stops()
         self._repeats = Repeats()
         self._healed_at: dict[int, float] = {}
@@ -226,9 +226,9 @@ class Follower:
         return any(p.batch_bytes >= min(most, p.batch_limit) for p in self.partitions.values())
 
     def _tend(self) -> None:
-        began, rested = self._clock.monotonic(), self._courtesy.rested
+        began, rested = self._clock.monotonic(), self.courtesy.rested
         self._tended = began
-        self._courtesy.begin()
+        self.courtesy.begin()
         for number, partition in self.partitions.items():
             if number in self._torn:
                 continue
@@ -238,14 +238,14 @@ class Follower:
                 position = self._reader.position(self._tp(number))
                 if not partition.dirty and position > (partition.next_offset or 0):
                     self._progress.advance(number, position)  # the end of the log is a gap
-        self._tending = self._clock.monotonic() - began - (self._courtesy.rested - rested)
+        self._tending = self._clock.monotonic() - began - (self.courtesy.rested - rested)
 
     def _tidy(self, number: int, partition: Partition) -> bool:
         # The log tells the time. Past its last record the broker does, as of before that end was asked for: no record
         # that is still to come is older, so no store takes away what another still finds held.
         now_ms = max(partition.now_ms, self._progress.time_at_end(number))
         try:
-            more = partition.tidy(now_ms, self._courtesy.give_way)
+            more = partition.tidy(now_ms, self.courtesy.give_way)
         except StoreFull as error:
             self._stop_ingest(number, partition, error)
             return False
@@ -269,7 +269,7 @@ class Follower:
         self._ahead.begin(number, offset)
 
     def _make_room(self) -> None:
-        self._courtesy.begin()
+        self.courtesy.begin()
         self._ahead.step(self._take_away)
         for number in list(self._stops.standing):
             with self._mending(number):

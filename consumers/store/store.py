@@ -19,7 +19,6 @@ from moebus.consumers.store.blobs.keeper import Keeper
 from moebus.consumers.store.blobs.metered import MeteredObjects
 from moebus.consumers.store.blobs.port import Blobs, Objects
 from moebus.consumers.store.changes import Changes
-from moebus.consumers.store.courtesy import Courtesy
 from moebus.consumers.store.deletes import publish_delete
 from moebus.consumers.store.env import EnvClosed, EnvDamaged
 from moebus.consumers.store.figures import Figures, RunFigures
@@ -88,13 +87,13 @@ class RouteStore:
         self._run_name = run
         self._mirrors: Mirrors | None = None
         recorder = Recorder(self._metrics, self.clock)
-        self.courtesy = Courtesy()
-        """What takes rollouts away gives way to those who read inside of its `answering`."""
         dead = DeadLetters(self._writer, topics.dlt, store_id)
         self._follower = Follower(
             broker, self._source, data_dir, self._options, dead, self.progress, recorder, self.clock, self._stopping,
-            self._blobs, self._changed if self._options.mirrors else None, self.courtesy,
+            self._blobs, self._changed if self._options.mirrors else None,
         )  # fmt: skip
+        self.courtesy = self._follower.courtesy
+        """See `Follower.courtesy`."""
         self._announcer = Announcer(self._writer, topics.members, store_id, self._learn_time)
         watcher = Watcher(self._source, self._follower, self.progress, recorder, self.clock, self._stopping, self._beat)
         self._answers = Answers(self._follower.partitions, self.progress)
